@@ -1,0 +1,1 @@
+"""compute_node: runs the dense layers of an MoE model and takes its experts from tierd."""
