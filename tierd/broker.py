@@ -1,0 +1,433 @@
+"""The heart: one request for a layer's experts becomes ready experts, hits first, one read per expert.
+
+The broker is an event-driven state machine on one thread. It waits for nothing and knows no sockets: sessions call
+it, drives call it back, a clock calls it at deadlines. So the daemon, the tests and a simulation on a virtual clock
+run the very same code.
+
+How a request goes:
+
+1. `acquire` ends what the session still held, and queues the request. A session that waits therefore holds nothing,
+   so sessions cannot wait for each other in a circle, however small the arena is.
+2. The head of the queue is admitted when all its experts can be in RAM at once: those that are granted or being read
+   already cost nothing, the others need a free slot or one that nobody is granted.
+3. Residents are granted at once (hits). For the rest the broker joins a running read, or evicts and starts one.
+4. As reads land, their experts are published, granted to every session that waits for them, and answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from tierd.devices.device import Device, RecordRead
+from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
+from tierd.policy.policy import EvictionPolicy
+from tierd.requests import (
+    AcquireRequest,
+    BrokerStats,
+    Granted,
+    Listener,
+    Outcome,
+    PhaseCounts,
+    Reason,
+    Refused,
+)
+
+__all__ = ["Broker", "Catalogue", "Clock", "ResidentMemory", "Timer"]
+
+
+class Timer(Protocol):
+    """A call that can still be called off."""
+
+    def cancel(self) -> None:
+        """Call it off; harmless when it has happened."""
+
+
+class Clock(Protocol):
+    """Time in seconds and calls at a time; an asyncio loop is one."""
+
+    def time(self) -> float:
+        """Seconds since some fixed moment."""
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
+        """Call `callback` after `delay` seconds."""
+
+
+class Catalogue(Protocol):
+    """The store as the broker sees it."""
+
+    def flat(self, layer: int, expert: int) -> int:
+        """Flat number of an expert; LimitExceeded for a layer or expert that the store does not have."""
+
+    def record(self, flat: int) -> RecordRead:
+        """Where the record of a flat expert number lies."""
+
+
+class ResidentMemory(Protocol):
+    """The arena as the broker sees it: slots in shared memory and the table that tells readers of them."""
+
+    slots: int
+
+    def take(self) -> int | None:
+        """A free slot, now filling; None if there is none."""
+
+    def view(self, slot: int, nbytes: int) -> memoryview:
+        """The writable memory of a filling slot."""
+
+    def publish(self, slot: int, expert: int) -> int:
+        """The filling slot holds `expert`, verified: make it visible, and return its table word."""
+
+    def unpublish(self, slots: Sequence[int]) -> None:
+        """The ready slots leave the table, fenced; they are filling when this returns."""
+
+    def give_back(self, slot: int) -> None:
+        """The filling slot was not filled and is free again; its last system call has returned."""
+
+
+@dataclass(slots=True, eq=False)
+class _Resident:
+    slot: int
+    word: int
+    grants: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    slot: int
+    waiters: list[_Acquire] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Acquire:
+    """A request in the queue, or admitted and not yet released."""
+
+    session: _Session
+    request: AcquireRequest
+    wanted: dict[int, int]  # flat number -> the layer's expert number, in the router's order
+    asked_at: float
+    counts: PhaseCounts
+    pending: dict[int, Outcome] = field(default_factory=dict)  # admitted, not yet readable
+    granted: list[_Resident] = field(default_factory=list)
+    queued: bool = True
+    timer: Timer | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    id: int
+    listener: Listener
+    acquire: _Acquire | None = None
+    requests: int = 0
+
+
+class Broker:
+    """Answers sessions' requests from the arena and the drive."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        memory: ResidentMemory,
+        policy: EvictionPolicy,
+        device: Device,
+        clock: Clock,
+        max_experts_per_acquire: int,
+        on_wait: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None,
+    ) -> None:
+        if not 1 <= max_experts_per_acquire <= memory.slots:
+            raise LimitExceeded(
+                f"an acquire may name 1 to {memory.slots} experts (the arena's slots), not {max_experts_per_acquire}"
+            )
+        self.stats = BrokerStats()
+        self.max_experts_per_acquire = max_experts_per_acquire
+        self._catalogue = catalogue
+        self._memory = memory
+        self._policy = policy
+        self._device = device
+        self._clock = clock
+        self._on_wait = on_wait
+        self._sessions: dict[int, _Session] = {}
+        self._resident: dict[int, _Resident] = {}
+        self._reading: dict[int, _Reading] = {}
+        self._queue: deque[_Acquire] = deque()
+        self._granted = 0  # resident experts with at least one grant
+
+    def __repr__(self) -> str:
+        return (
+            f"<Broker {len(self._resident)}/{self._memory.slots} resident, {self._granted} granted, "
+            f"{len(self._reading)} reading, {len(self._queue)} queued, {len(self._sessions)} sessions>"
+        )
+
+    # What sessions call.
+
+    def open_session(self, session_id: int, listener: Listener) -> None:
+        """A session begins; its answers go to `listener`."""
+        if session_id in self._sessions:
+            raise LimitExceeded(f"session {session_id} is open already")
+        self._sessions[session_id] = _Session(session_id, listener)
+
+    def close_session(self, session_id: int) -> None:
+        """A session ends: its grants and its place in the queue end with it. Harmless when it has ended."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._end_acquire(session, "the session ended", tell=False)
+            self._admit()
+
+    def acquire(self, session_id: int, request: AcquireRequest) -> None:
+        """Queue a request; every expert of it is answered exactly once through the session's listener.
+
+        Raises:
+            LimitExceeded: no experts, too many, one twice, or one that the store does not have. Nothing was counted.
+        """
+        wanted = self._checked(request)
+        session = self._sessions[session_id]
+        self._end_acquire(session, "the session asked for something else", tell=True)
+        acquire = _Acquire(session, request, wanted, self._clock.time(), self._counts(request))
+        acquire.counts.requests += len(wanted)
+        if request.repeated:
+            self.stats.repeated += len(wanted)
+        session.acquire = acquire
+        session.requests += len(wanted)
+        acquire.timer = self._clock.call_later(request.deadline, lambda: self._expire(acquire))
+        self._queue.append(acquire)
+        self._admit()
+
+    def release(self, session_id: int, acquire_id: int) -> None:
+        """The session no longer reads what the acquire granted; unanswered experts of it are cancelled."""
+        session = self._sessions[session_id]
+        if session.acquire is not None and session.acquire.request.id == acquire_id:
+            self._end_acquire(session, "the session released it", tell=True)
+            self._admit()
+
+    def cancel(self, session_id: int, acquire_id: int) -> None:
+        """Stop waiting for what the acquire still lacks; what it was granted stays granted."""
+        acquire = self._sessions[session_id].acquire
+        if acquire is not None and acquire.request.id == acquire_id:
+            self._refuse_rest(acquire, Reason.CANCELLED, "cancelled by the node", tell=True)
+            self._admit()
+
+    def hint(self, layer: int, experts: Sequence[int]) -> None:
+        """Hints cost nothing and change nothing: this broker reads on demand only, and counts what it dropped."""
+        del layer
+        self.stats.hints_dropped += len(experts)
+
+    # What operators ask.
+
+    def pending(self) -> int:
+        """Wanted experts not yet answered, repeated ones left out: counted from the live state, not from the sums."""
+        return sum(
+            len(a.wanted) if a.queued else len(a.pending)
+            for s in self._sessions.values()
+            if (a := s.acquire) is not None and not a.request.repeated
+        )
+
+    def grants(self, session_id: int) -> int:
+        """Experts that the session holds now."""
+        session = self._sessions.get(session_id)
+        return len(session.acquire.granted) if session is not None and session.acquire is not None else 0
+
+    def requests(self, session_id: int) -> int:
+        """Experts that the session has asked for since it began, repeated ones included."""
+        session = self._sessions.get(session_id)
+        return session.requests if session is not None else 0
+
+    def session_ids(self) -> list[int]:
+        """Open sessions."""
+        return list(self._sessions)
+
+    @property
+    def granted(self) -> int:
+        """Resident experts that at least one session holds."""
+        return self._granted
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for room."""
+        return len(self._queue)
+
+    @property
+    def reading(self) -> int:
+        """Reads in flight."""
+        return len(self._reading)
+
+    def resident(self) -> list[int]:
+        """Flat numbers of the experts in RAM."""
+        return list(self._resident)
+
+    # Admission.
+
+    def _admit(self) -> None:
+        while self._queue and self._fits(self._queue[0]):
+            self._start(self._queue.popleft())
+
+    def _fits(self, acquire: _Acquire) -> bool:
+        """Whether all wanted experts can be in RAM at once beside what others hold."""
+        held = self._granted + len(self._reading)
+        new = sum(
+            1
+            for flat in acquire.wanted
+            if flat not in self._reading and not ((r := self._resident.get(flat)) is not None and r.grants)
+        )
+        return held + new <= self._memory.slots
+
+    def _start(self, acquire: _Acquire) -> None:
+        acquire.queued = False
+        hits = []
+        for flat, expert in acquire.wanted.items():
+            resident = self._resident.get(flat)
+            if resident is not None:
+                self._policy.used(flat)
+                hits.append(self._grant(acquire, resident, expert, Outcome.HIT))
+        starting: list[int] = []
+        for flat in acquire.wanted:
+            if flat in self._resident:
+                continue
+            reading = self._reading.get(flat)
+            acquire.pending[flat] = Outcome.JOINED if reading is not None else Outcome.MISS
+            if reading is not None:
+                self._policy.used(flat)
+                reading.waiters.append(acquire)
+            else:
+                starting.append(flat)
+        for flat, slot in zip(starting, self._make_room(len(starting)), strict=True):
+            self._policy.inserted(flat)
+            self._policy.used(flat)
+            self._reading[flat] = _Reading(slot, [acquire])
+        for flat in starting:
+            record = self._catalogue.record(flat)
+            view = self._memory.view(self._reading[flat].slot, record.nbytes)
+            self._device.submit(record, view, partial(self._landed, flat))
+        if hits:
+            acquire.session.listener.answered(acquire.request.id, hits, [])
+        self._settle(acquire)
+
+    def _make_room(self, count: int) -> list[int]:
+        """`count` filling slots: free ones first, then those of the policy's victims, behind one fence."""
+        slots: list[int] = []
+        victims: list[int] = []
+        while len(slots) + len(victims) < count:
+            slot = self._memory.take()
+            if slot is not None:
+                slots.append(slot)
+                continue
+            victim = self._policy.victim(self._evictable)
+            if victim is None:
+                raise AssertionError(f"admission promised room that is not there: {self!r}")
+            self._policy.removed(victim)
+            victims.append(self._resident.pop(victim).slot)
+            self.stats.evictions += 1
+        if victims:
+            self._memory.unpublish(victims)
+        return slots + victims
+
+    def _evictable(self, flat: int) -> bool:
+        resident = self._resident.get(flat)
+        return resident is not None and not resident.grants
+
+    # What the drive calls back.
+
+    def _landed(self, flat: int, error: DriveError | None) -> None:
+        reading = self._reading.pop(flat)
+        if error is not None:
+            self._memory.give_back(reading.slot)
+            self._policy.removed(flat)
+            reason = Reason.DATA_LOSS if isinstance(error, DataLoss | ChecksumMismatch) else Reason.UNAVAILABLE
+            for acquire in reading.waiters:
+                self._refuse(acquire, [flat], reason, str(error), tell=True)
+        else:
+            resident = _Resident(reading.slot, self._memory.publish(reading.slot, flat))
+            self._resident[flat] = resident
+            for acquire in reading.waiters:
+                granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))
+                acquire.session.listener.answered(acquire.request.id, [granted], [])
+                self._settle(acquire)
+        self._admit()
+
+    # Grants and answers.
+
+    def _grant(self, acquire: _Acquire, resident: _Resident, expert: int, outcome: Outcome) -> Granted:
+        self._granted += not resident.grants
+        resident.grants += 1
+        acquire.granted.append(resident)
+        waited = self._clock.time() - acquire.asked_at
+        self.stats.wait_seconds[outcome] += waited
+        self._on_wait(outcome, waited)
+        match outcome:
+            case Outcome.HIT:
+                acquire.counts.hits += 1
+            case Outcome.MISS:
+                acquire.counts.misses += 1
+            case Outcome.JOINED:
+                acquire.counts.joined += 1
+        return Granted(expert, resident.word, outcome)
+
+    def _settle(self, acquire: _Acquire) -> None:
+        """With the last answer the deadline has no more to say."""
+        if not acquire.pending and not acquire.queued and acquire.timer is not None:
+            acquire.timer.cancel()
+            acquire.timer = None
+
+    def _refuse(self, acquire: _Acquire, flats: Sequence[int], reason: Reason, detail: str, *, tell: bool) -> None:
+        for flat in flats:
+            acquire.pending.pop(flat, None)
+        if reason is Reason.CANCELLED:
+            acquire.counts.cancelled += len(flats)
+        else:
+            acquire.counts.failed += len(flats)
+        self._settle(acquire)
+        if tell and flats:
+            refused = [Refused(acquire.wanted[flat], reason, detail) for flat in flats]
+            acquire.session.listener.answered(acquire.request.id, [], refused)
+
+    def _refuse_rest(self, acquire: _Acquire, reason: Reason, detail: str, *, tell: bool) -> None:
+        """Everything unanswered is refused; a read that runs goes on, its expert becomes resident for others."""
+        if acquire.queued:
+            self._queue.remove(acquire)
+            acquire.queued = False
+            rest = list(acquire.wanted)
+        else:
+            rest = list(acquire.pending)
+            for flat in rest:
+                self._reading[flat].waiters.remove(acquire)
+        self._refuse(acquire, rest, reason, detail, tell=tell)
+
+    def _end_acquire(self, session: _Session, why: str, *, tell: bool) -> None:
+        acquire, session.acquire = session.acquire, None
+        if acquire is None:
+            return
+        self._refuse_rest(acquire, Reason.CANCELLED, why, tell=tell)
+        for resident in acquire.granted:
+            resident.grants -= 1
+            self._granted -= not resident.grants
+        acquire.granted.clear()
+
+    def _expire(self, acquire: _Acquire) -> None:
+        acquire.timer = None
+        missing = len(acquire.wanted) if acquire.queued else len(acquire.pending)
+        where = "for room in the arena" if acquire.queued else "for the drive"
+        detail = (
+            f"layer {acquire.request.layer}: {missing} experts did not come within {acquire.request.deadline:g} s; "
+            f"the request was waiting {where}"
+        )
+        self._refuse_rest(acquire, Reason.DEADLINE_EXCEEDED, detail, tell=True)
+        self._admit()
+
+    # Checks.
+
+    def _checked(self, request: AcquireRequest) -> dict[int, int]:
+        count = len(request.experts)
+        if not 1 <= count <= self.max_experts_per_acquire:
+            raise LimitExceeded(
+                f"acquire {request.id} names {count} experts; between 1 and {self.max_experts_per_acquire} fit",
+                hint="Ask for more in waves.",
+            )
+        wanted = {self._catalogue.flat(request.layer, expert): expert for expert in request.experts}
+        if len(wanted) != count:
+            raise LimitExceeded(f"acquire {request.id} names an expert of layer {request.layer} twice")
+        return wanted
+
+    def _counts(self, request: AcquireRequest) -> PhaseCounts:
+        return PhaseCounts() if request.repeated else self.stats.phases[request.phase]

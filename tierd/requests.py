@@ -1,0 +1,137 @@
+"""The words in which sessions and broker talk: what is asked, what is answered, and how it is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+__all__ = [
+    "AcquireRequest",
+    "BrokerStats",
+    "Granted",
+    "Listener",
+    "Outcome",
+    "Phase",
+    "PhaseCounts",
+    "Reason",
+    "Refused",
+]
+
+
+class Phase(Enum):
+    """What kind of step wants the experts."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Outcome(Enum):
+    """How a wanted expert was come by."""
+
+    HIT = "hit"
+    MISS = "miss"
+    JOINED = "joined"
+
+
+class Reason(Enum):
+    """Why a wanted expert was not delivered."""
+
+    DATA_LOSS = "data_loss"
+    UNAVAILABLE = "unavailable"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRequest:
+    """Experts of one layer that a session wants to read.
+
+    Attributes:
+        id: the session's own number for it, rising.
+        layer: model layer number.
+        experts: distinct expert numbers, in the router's order.
+        phase: prefill or decode.
+        deadline: seconds until what is unanswered fails.
+        repeated: the same need was asked for before (new attach, or bytes changed under use).
+    """
+
+    id: int
+    layer: int
+    experts: tuple[int, ...]
+    phase: Phase = Phase.DECODE
+    deadline: float = 60.0
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """An expert that is readable at the slot named by the residency table's `word`, until release."""
+
+    expert: int
+    word: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An expert that will not come, and why."""
+
+    expert: int
+    reason: Reason
+    detail: str
+
+
+class Listener(Protocol):
+    """A session's ear: called on the broker's thread, and must not call the broker from within."""
+
+    def answered(self, acquire_id: int, granted: list[Granted], refused: list[Refused]) -> None:
+        """Some experts of an acquire are decided. Every wanted expert is decided exactly once."""
+
+
+@dataclass(slots=True)
+class PhaseCounts:
+    """requests = hits + misses + joined + cancelled + failed + those still pending."""
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+    @property
+    def answered(self) -> int:
+        """Requests that are decided."""
+        return self.hits + self.misses + self.joined + self.cancelled + self.failed
+
+
+@dataclass(slots=True)
+class BrokerStats:
+    """What the broker counted since it started.
+
+    Attributes:
+        phases: counts of wanted experts by phase.
+        repeated: wanted experts that were asked for again; in none of the phase counts.
+        evictions: experts that left RAM for another one.
+        hints_dropped: hinted experts that were not acted on.
+        wait_seconds: from being asked for to being granted, summed by outcome.
+    """
+
+    phases: dict[Phase, PhaseCounts] = field(default_factory=lambda: {phase: PhaseCounts() for phase in Phase})
+    repeated: int = 0
+    evictions: int = 0
+    hints_dropped: int = 0
+    wait_seconds: dict[Outcome, float] = field(default_factory=lambda: dict.fromkeys(Outcome, 0.0))
+
+    def total(self) -> PhaseCounts:
+        """The counts of all phases together."""
+        sums = PhaseCounts()
+        for counts in self.phases.values():
+            sums.requests += counts.requests
+            sums.hits += counts.hits
+            sums.misses += counts.misses
+            sums.joined += counts.joined
+            sums.cancelled += counts.cancelled
+            sums.failed += counts.failed
+        return sums
