@@ -1,0 +1,49 @@
+"""Checks of the dense tensors that a manifest lists: bounds, sizes, overlap, and the scales of int8 matrices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from tierd.errors import StoreDamaged
+
+if TYPE_CHECKING:
+    from tierd.store.manifest import DenseTensorInfo, Manifest
+
+__all__ = ["DENSE_ITEM_BYTES", "check_dense"]
+
+DENSE_ITEM_BYTES = {"f32": 4, "bf16": 2, "i8": 1}
+
+
+def check_dense(manifest: Manifest, where: str) -> None:
+    """Checks every dense tensor of a manifest against its shard and the others.
+
+    Raises:
+        StoreDamaged: naming the tensor.
+    """
+    by_name = {info.name: info for info in manifest.dense}
+    if len(by_name) != len(manifest.dense):
+        raise StoreDamaged(f"{where}: a dense tensor is listed twice")
+    used = [shard.header_bytes for shard in manifest.dense_shards]
+    for info in sorted(manifest.dense, key=lambda info: (info.shard, info.offset, info.nbytes)):
+        label = f"{where}: dense tensor {info.name}"
+        if info.nbytes != prod(info.shape) * DENSE_ITEM_BYTES[info.dtype]:
+            raise StoreDamaged(f"{label}: {info.nbytes} bytes do not fit {info.dtype} {list(info.shape)}")
+        if info.shard >= len(used):
+            raise StoreDamaged(f"{label}: unknown shard {info.shard}")
+        if info.offset != used[info.shard]:
+            raise StoreDamaged(f"{label}: overlaps another tensor, or unused bytes lie before it")
+        used[info.shard] += info.nbytes
+        _check_scales(info, by_name, label)
+    for shard, end in zip(manifest.dense_shards, used, strict=True):
+        if end != shard.bytes:
+            raise StoreDamaged(f"{where}: tensors cover {end} bytes of {shard.file}, it has {shard.bytes}")
+
+
+def _check_scales(info: DenseTensorInfo, by_name: dict[str, DenseTensorInfo], label: str) -> None:
+    if (info.scales is not None) != (info.dtype == "i8"):
+        raise StoreDamaged(f"{label}: int8 codes and row scales belong together")
+    if info.scales is not None:
+        scales = by_name.get(info.scales)
+        if scales is None or scales.dtype != "f32" or scales.shape != info.shape[:1]:
+            raise StoreDamaged(f"{label}: its row scales {info.scales!r} are missing or have another shape")

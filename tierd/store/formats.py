@@ -1,0 +1,26 @@
+"""Names of the number formats in which a store keeps weights."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["DenseFormat", "ExpertFormat"]
+
+
+class ExpertFormat(StrEnum):
+    """Format of the routed experts of a store."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    """int8 codes with one float32 scale per output row."""
+    INT4_G64 = "int4-g64"
+    """4-bit codes with one float16 scale per 64 columns of a row."""
+
+
+class DenseFormat(StrEnum):
+    """Format of the dense matrices of a store; norms and routers keep their own precision."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"

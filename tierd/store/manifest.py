@@ -1,0 +1,187 @@
+"""`store.json`: what a store holds, and the fingerprint over everything that decides a token."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tierd.errors import StoreDamaged, UsageError
+from tierd.store.checksums import sha256
+from tierd.store.formats import DenseFormat, ExpertFormat
+from tierd.store.geometry import Geometry, Size
+from tierd.store.reading import read_small_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "CONFIG_FILE",
+    "FORMAT_VERSION",
+    "INDEX_FILE",
+    "MANIFEST_FILE",
+    "DenseTensorInfo",
+    "Manifest",
+    "Shard",
+    "StoredFile",
+    "compute_fingerprint",
+    "read_manifest",
+]
+
+FORMAT_VERSION: Final = 1
+"""Raised when the layout on disk changes; a reader opens its own version and says how to convert others."""
+MANIFEST_FILE: Final = "store.json"
+INDEX_FILE: Final = "experts.npy"
+CONFIG_FILE: Final = "config.json"
+MAX_MANIFEST_BYTES: Final = 64 << 20
+MAX_TEXT_BYTES: Final = 128 << 20
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Shard(_Model):
+    """One safetensors file of the store.
+
+    Attributes:
+        file: its name inside the store.
+        bytes: its length.
+        header_bytes: where its data begins.
+        header_sha256: of those first bytes, so that opening a store need not parse them.
+    """
+
+    file: FileName
+    bytes: Count
+    header_bytes: Count
+    header_sha256: Digest
+
+
+class DenseTensorInfo(_Model):
+    """Where a dense tensor lies; `offset` counts from the start of the file.
+
+    Attributes:
+        name: the checkpoint's own tensor name; row scales are called NAME.scales.
+        dtype: "f32", "bf16" or "i8".
+        shape: as in the checkpoint.
+        shard: index into `Manifest.dense_shards`.
+        offset: bytes from the start of that file.
+        nbytes: length.
+        xxh3: 16 hex digits.
+        scales: name of the float32 tensor [rows] that belongs to int8 codes.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    dtype: Literal["f32", "bf16", "i8"]
+    shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
+    shard: Count
+    offset: Count
+    nbytes: Count
+    xxh3: Checksum
+    scales: str | None = None
+
+
+class StoredFile(_Model):
+    """A small file that belongs to the store: config, tokenizer, chat template, index."""
+
+    name: FileName
+    bytes: Annotated[int, Field(ge=0, le=MAX_TEXT_BYTES)]
+    sha256: Digest
+
+
+class Manifest(_Model):
+    """The content of `store.json`.
+
+    Attributes:
+        format_version: of the layout on disk.
+        family: name of the family mapping, "" for synthetic stores.
+        model_type: as in config.json.
+        expert_format: of all routed experts.
+        dense_format: of the dense matrices; single tensors may keep more precision, see `dense`.
+        geometry: layers, experts, record layouts.
+        shards: of expert records, in the order that the index counts.
+        dense_shards: of dense tensors.
+        dense: every dense tensor.
+        index: the file `experts.npy`.
+        files: small text files copied beside the weights.
+        fingerprint: see `compute_fingerprint`.
+    """
+
+    format_version: Literal[1]
+    family: Annotated[str, Field(max_length=64)]
+    model_type: Annotated[str, Field(max_length=64)]
+    expert_format: ExpertFormat
+    dense_format: DenseFormat
+    geometry: Geometry
+    shards: tuple[Shard, ...]
+    dense_shards: tuple[Shard, ...]
+    dense: tuple[DenseTensorInfo, ...]
+    index: StoredFile
+    files: tuple[StoredFile, ...]
+    fingerprint: Digest
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all dense tensors."""
+        return sum(info.nbytes for info in self.dense)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all shards and small files of the store."""
+        shards = sum(shard.bytes for shard in (*self.shards, *self.dense_shards))
+        return shards + self.index.bytes + sum(file.bytes for file in self.files)
+
+    def to_json(self) -> str:
+        """The text of `store.json`."""
+        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+
+
+def compute_fingerprint(manifest: Manifest) -> str:
+    """SHA-256 over everything that decides a token, as 64 hex digits.
+
+    Family, formats, geometry, record layouts, shard sizes and headers, the index (and so every record's checksum),
+    the checksum of every dense tensor, and config.json. Tokenizer and chat template are not part of it.
+    """
+    facts: dict[str, Any] = manifest.model_dump(mode="json", exclude={"fingerprint", "files"})
+    facts["config"] = [file.sha256 for file in manifest.files if file.name == CONFIG_FILE]
+    return sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads and checks `store.json` by itself (not against the other files).
+
+    Raises:
+        StoreDamaged: the file is missing, no JSON, or a field does not fit; the field is named.
+        UsageError: another format version.
+    """
+    data = read_small_file(path, MAX_MANIFEST_BYTES)
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreDamaged(f"{path} is not JSON: {str(error)[:200]}") from None
+    version = table.get("format_version") if isinstance(table, dict) else None
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise UsageError(
+            f"{path}: store format {version}; this version of tierd reads format {FORMAT_VERSION}",
+            hint="Use the version of tierd that wrote it, or convert the checkpoint again.",
+        )
+    try:
+        manifest = Manifest.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(step) for step in first["loc"])
+        raise StoreDamaged(f"{path}: {field or 'content'}: {first['msg']}") from None
+    except StoreDamaged as error:
+        raise StoreDamaged(f"{path}: {error.message}") from None
+    if compute_fingerprint(manifest) != manifest.fingerprint:
+        raise StoreDamaged(
+            f"{path}: the fingerprint does not match the content",
+            hint="The file was changed after conversion; restore it or convert again.",
+        )
+    return manifest
