@@ -1,0 +1,95 @@
+"""Settings come from a flag, else the environment, else a TOML file, else the default: the same names everywhere."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Self, cast
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from tierd.errors import UsageError
+
+__all__ = ["LayeredSettings", "ServeSettings"]
+
+_FILE_KEY = "_from_file"
+
+
+class LayeredSettings(BaseSettings):
+    """Base of all settings: `load` puts flags over environment over file over defaults."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The order of precedence, highest first; dotenv files and secret folders are not read."""
+        del dotenv_settings, file_secret_settings
+        given = init_settings() if isinstance(init_settings, InitSettingsSource) else {}
+        from_file = given.pop(_FILE_KEY, {})
+        return (
+            InitSettingsSource(settings_cls, given),
+            env_settings,
+            InitSettingsSource(settings_cls, from_file),
+        )
+
+    @classmethod
+    def load(cls, *, config: Path | None, table: str, flags: dict[str, Any]) -> Self:
+        """The settings in force.
+
+        Args:
+            config: a TOML file, or None.
+            table: the table of that file which holds these settings, such as `serve`.
+            flags: what the command line gave; None means not given.
+
+        Raises:
+            UsageError: the file cannot be read, or a value or name is wrong; says which one and where it came from.
+        """
+        from_file = _read_table(config, table) if config is not None else {}
+        given = {name: value for name, value in flags.items() if value is not None}
+        values: dict[str, Any] = {_FILE_KEY: from_file} | given
+        try:
+            return cast(Any, cls)(**values)  # type: ignore[no-any-return]
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            prefix = cls.model_config.get("env_prefix", "")
+            raise UsageError(
+                f"setting {name}: {first['msg']}",
+                hint=f"It is given as --{name.replace('_', '-')}, {prefix}{name.upper()}, or {name} under [{table}].",
+            ) from error
+
+
+def _read_table(config: Path, table: str) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{config}: cannot be read as settings: {error}") from error
+    values = content.get(table, {})
+    if not isinstance(values, dict):
+        raise UsageError(f"{config}: [{table}] must be a table of settings")
+    return values
+
+
+class ServeSettings(LayeredSettings):
+    """What `tierd serve` can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="TIERD_", extra="forbid", frozen=True)
+
+    listen: str = Field("", description="where nodes connect: unix:PATH or a loopback HOST:PORT")
+    http: str = Field("127.0.0.1:9480", description="where /metrics, /healthz and /readyz answer; `off` for nowhere")
+    arena: str = Field("25%", description="RAM for expert bytes: an amount, or a share of the model's experts")
+    arena_dir: Path | None = Field(None, description="tmpfs directory for the arena; without it, anonymous memory")
+    policy: str = Field("lru", description="who leaves RAM")
+    drive_threads: int = Field(4, ge=1, le=64, description="reads in flight per drive")
+    deadline_seconds: float = Field(60.0, gt=0, le=3600, description="bound on an answer where the node names none")
+    drain_seconds: float = Field(10.0, ge=0, le=600, description="bound on a graceful stop")
+    max_sessions: int = Field(64, ge=1, le=4096, description="compute nodes at once")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level that is logged")
