@@ -1,14 +1,40 @@
-# setup | demo | test | check | bench | soak | proto: nothing else to know.
-PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-PROTOS := session store admin
+# setup | demo | test | check | bench | soak: nothing else to know. `make` alone prints them.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+COVERAGE_FLOOR := 60
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links pyproject.toml
 
-.PHONY: setup demo test check bench soak proto format
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench soak proto pins format
 
-proto:  ## generate tierd/api from proto/
-	$(call generate,.)
+help:  ## print the targets
+	@awk -F ':[^#]*## ' '/^[a-z]+:[^#]*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-generate = PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Itierd/api=proto/tierd/v1 \
-	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=$(1) --mypy_grpc_out=$(1) \
-	$(PROTOS:%=tierd/api/%.proto)
+setup:  ## create .venv from the pins; a second run returns at once
+	@PYTHON="$(PYTHON)" .ci/setup
+
+demo: setup  ## run a trained MoE model on an arena smaller than its experts (KEEP=1: leave it running)
+	@$(BIN)/tierd demo $(if $(KEEP),--keep-running)
+
+test: setup  ## run the tests; prints the slowest twenty and the coverage
+	@$(BIN)/python -m pytest --cov --cov-report= --cov-fail-under=$(COVERAGE_FLOOR)
+
+check: setup  ## lint, format, types, import rules, protocol, generated stubs, pins
+	@.ci/check
+
+bench: setup  ## measure the main job on real geometries
+	@$(BIN)/python tests/bench/main_job.py
+
+soak: setup  ## run the long concurrency and stress tests
+	@$(BIN)/python -m pytest -m soak --timeout=1800 --hypothesis-profile=explore
+
+proto: setup  ## generate tierd/api from proto/
+	@.ci/generate .
+
+pins: setup  ## compile requirements/ from pyproject.toml (needs a package index)
+	@$(COMPILE) -o requirements/run.txt
+	@$(COMPILE) --extra test --extra bench -o requirements/dev.txt
+
+format: setup  ## sort imports and format the code
+	@$(BIN)/ruff check --quiet --select I --fix . && $(BIN)/ruff format .

@@ -1,0 +1,65 @@
+"""What every test relies on: the event loop, repeatable hypothesis runs, readable crashes, and skips that are named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, settings
+
+LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+# `deterministic` gives everyone the same examples; `make soak` asks for `explore`.
+settings.register_profile(
+    "deterministic",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("deterministic")
+
+# A child process that dies in native code says where.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--event-loop",
+        choices=sorted(LOOPS),
+        default="uvloop",
+        help="event loop of asyncio tests (add --asyncio-debug for asyncio's debug mode)",
+    )
+
+
+def pytest_asyncio_loop_factories(config, item):  # noqa: ARG001  # the hook's signature
+    name = config.getoption("--event-loop")
+    return {name: LOOPS[name]}
+
+
+def skipped_tests(config) -> list[str]:
+    """Return "name (reason)" of every test and test file that was skipped, in order."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter else []
+    reasons = [r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in reports]
+    return [f"{r.nodeid} ({reason.removeprefix('Skipped: ')})" for r, reason in zip(reports, reasons, strict=True)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    fail_on_skip = os.environ.get("TIERD_TESTS_FAIL_ON_SKIP", "0") not in {"", "0"}
+    if fail_on_skip and session.exitstatus == pytest.ExitCode.OK and skipped_tests(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    skipped = skipped_tests(config)
+    if skipped:
+        count = f"{len(skipped)} {'test' if len(skipped) == 1 else 'tests'} skipped"
+        terminalreporter.write_line(f"{count}: {'; '.join(skipped)}", yellow=True)
+        if os.environ.get("TIERD_TESTS_FAIL_ON_SKIP", "0") not in {"", "0"}:
+            terminalreporter.write_line("TIERD_TESTS_FAIL_ON_SKIP is set: a skipped test fails the run", red=True)
