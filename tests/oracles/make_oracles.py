@@ -111,8 +111,7 @@ ORACLES = {
     "qwen3_moe_bf16": Oracle("Qwen3Moe", QWEN3_MOE | {"mlp_only_layers": []}, torch.bfloat16),
     "qwen3_moe_shards": Oracle(
         "Qwen3Moe",
-        QWEN3_MOE
-        | {"num_hidden_layers": 4, "num_experts": 8, "mlp_only_layers": [], "decoder_sparse_step": 2},
+        QWEN3_MOE | {"num_hidden_layers": 4, "num_experts": 8, "mlp_only_layers": [], "decoder_sparse_step": 2},
         shards=2,
     ),
 }
