@@ -1,0 +1,157 @@
+"""The daemon's arena: payload, residency table and slot states as one, always in step with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tierd.arena.attach_wire import ArenaOffer
+from tierd.arena.fence import WriterFence
+from tierd.arena.memory import SharedPayload
+from tierd.arena.slots import SlotCounts, SlotTable
+from tierd.arena.table import ABSENT, MAX_SLOTS, ResidencyTable
+from tierd.errors import ArenaError, UsageError
+
+__all__ = ["Arena"]
+
+
+class Arena:
+    """Slots of one size in shared memory, and the table by which readers find experts in them.
+
+    It keeps the order on which readers without locks rely: a word leaves the table, then a full fence, then the slot
+    is reused; bytes are complete and checked, then the generation rises, a fence, then the word is published.
+    """
+
+    def __init__(self, payload: SharedPayload, table: ResidencyTable, *, slots: int, slot_bytes: int) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._payload = payload
+        self._table = table
+        self._states = SlotTable(slots)
+        self._fence = WriterFence()
+
+    @classmethod
+    def create(
+        cls, *, arena_bytes: int, slot_bytes: int, experts: int, boot_id: bytes, directory: Path | None = None
+    ) -> Arena:
+        """An arena of as many slots as fit `arena_bytes`, but no more than there are experts.
+
+        Args:
+            arena_bytes: bytes for experts.
+            slot_bytes: the largest record.
+            experts: entries of the residency table.
+            boot_id: 16 random bytes of this start of the daemon.
+            directory: a tmpfs directory for the payload; None takes anonymous shared memory.
+
+        Raises:
+            UsageError: not even one record fits.
+            ArenaError: the memory cannot be had.
+        """
+        slots = min(arena_bytes // slot_bytes, experts, MAX_SLOTS)
+        if slots < 1:
+            raise UsageError(
+                f"--arena: {arena_bytes} bytes hold no expert; one takes {slot_bytes} bytes",
+                hint=f"Give at least {slot_bytes} bytes.",
+            )
+        payload = SharedPayload.create(slots * slot_bytes, directory)
+        table = ResidencyTable.create(boot_id, slot_bytes=slot_bytes, slots=slots, entries=experts)
+        arena = cls(payload, table, slots=slots, slot_bytes=slot_bytes)
+        if not arena._fence.available:
+            payload.close()
+            table.close()
+            raise ArenaError(
+                "this kernel refuses membarrier, on which readers of shared memory rely",
+                hint="Allow the membarrier system call in the container's seccomp profile.",
+            )
+        payload.start_prefault()
+        return arena
+
+    def __repr__(self) -> str:
+        return f"<Arena {self.slots} slots of {self.slot_bytes} bytes, {self._states!r}>"
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """Bytes of the payload on 2 MiB pages, as far as the host has given them."""
+        return self._payload.huge_page_bytes
+
+    @property
+    def granted(self) -> int:
+        """Ready slots with at least one grant."""
+        return self._states.counts().granted
+
+    def counts(self) -> SlotCounts:
+        """Slots by state; they add up to `slots`."""
+        return self._states.counts()
+
+    def offer(self) -> ArenaOffer:
+        """What the attach socket hands to a node."""
+        header = self._table.header
+        return ArenaOffer(
+            payload_fd=self._payload.reader_fd(),
+            payload_bytes=self._payload.nbytes,
+            table_fd=self._table.reader_fd(),
+            boot_id=header.boot_id,
+            slot_bytes=self.slot_bytes,
+            slots=self.slots,
+            entries=header.entries,
+        )
+
+    def take(self) -> int | None:
+        """A free slot; None if there is none."""
+        return self._states.take_free()
+
+    def view(self, slot: int, nbytes: int) -> memoryview:
+        """The writable memory of a filling slot."""
+        return self._payload.view(slot * self.slot_bytes, nbytes)
+
+    def record(self, word: int, nbytes: int) -> memoryview:
+        """The bytes behind a published word; stable while granted."""
+        return self._payload.view(((word & MAX_SLOTS) - 1) * self.slot_bytes, nbytes)
+
+    def fill(self, slot: int, expert: int) -> None:
+        """A read of `expert` into the free slot begins."""
+        self._states.fill(slot, expert)
+
+    def publish(self, slot: int) -> int:
+        """The filling slot holds its expert, verified: make it visible, and return its table word."""
+        expert = self._states.expert(slot)
+        word = self._states.landed(slot)
+        self._fence()
+        assert expert is not None
+        self._table.store(expert, word)
+        return word
+
+    def unpublish(self, slots: Sequence[int]) -> None:
+        """The ready, ungranted slots leave the table, behind one fence; they are the caller's free slots then."""
+        for slot in slots:
+            expert = self._states.expert(slot)
+            assert expert is not None
+            self._table.store(expert, ABSENT)
+            self._states.retire(slot)
+        self._fence()
+        for slot in slots:
+            self._states.free(slot)
+        taken = [self._states.take_free() for _ in slots]
+        assert sorted(slots) == sorted(s for s in taken if s is not None)
+
+    def give_back(self, slot: int) -> None:
+        """The filling slot was not filled and is free again; its last system call has returned."""
+        self._states.abandon(slot)
+        self._states.free(slot)
+
+    def grant(self, slot: int) -> None:
+        """One more session reads the ready slot."""
+        self._states.grant(slot)
+
+    def ungrant(self, slot: int) -> None:
+        """One session less reads it."""
+        self._states.ungrant(slot)
+
+    def grants(self, slot: int) -> int:
+        """How many sessions read it."""
+        return self._states.grants(slot)
+
+    def close(self) -> None:
+        """Give the memory back. No read may be in flight; nodes keep their own mappings."""
+        self._table.close()
+        self._payload.close()

@@ -1,0 +1,1 @@
+"""Who leaves RAM: pure classes without clock, I/O or randomness."""
