@@ -1,0 +1,62 @@
+"""`python -m compute_node.training --out DIR --minutes N [--text DIR]`: make the embedded model again."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from tierd.errors import TierdError, UsageError
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Get the text unless it was given, and train."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("training needs torch", hint="pip install 'tierd[train]'")
+    import torch  # noqa: PLC0415  (checked above, so that its absence is told in one line)
+
+    from compute_node.training.text import build_text, download_packages  # noqa: PLC0415
+    from compute_node.training.train import Budget, train  # noqa: PLC0415
+
+    budget = Budget(arguments.minutes or 0.0, arguments.steps or 0)
+    torch.set_num_threads(arguments.threads)
+    out: Path = arguments.out
+    text: Path = arguments.text or out / "text"
+    if arguments.text is None and not text.exists():
+        packages = out / "packages"
+        packages.mkdir(parents=True, exist_ok=True)
+        print(f"fetching the text's Debian packages into {packages}")
+        download_packages(packages)
+        build_text(packages, text)
+    train(text, out, budget, tell=lambda line: print(line, flush=True))
+    print(f"the model is in {out / 'checkpoint'}; run again with a larger budget to go on")
+
+
+def main() -> None:
+    """Read the command line; leave with 2 on wrong use, with one line that says what was wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m compute_node.training",
+        description="Train the embedded model on a CPU. A stopped run is resumed from --out.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the state and the checkpoint")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=float, help="minutes to train in all, over every resumed run")
+    budget.add_argument("--steps", type=int, help="steps of 4,096 tokens to train in all")
+    parser.add_argument("--text", type=Path, help="folder of *.txt files (default: made from Debian packages)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    arguments = parser.parse_args()
+    if not (arguments.minutes or arguments.steps or 0) > 0:
+        parser.error("--minutes and --steps must be more than zero")
+    if arguments.threads < 1:
+        parser.error("--threads must be at least 1")
+    try:
+        run(arguments)
+    except TierdError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
