@@ -1,0 +1,216 @@
+"""The session block: the one piece of shared memory that a node writes, and the daemon only reads.
+
+Per expert it counts the uses, keeps the step of the last use, and one byte of expectation. Counters cannot overflow
+like a ring would, cost the node two stores per use, and cost the daemon nothing until it needs a victim. The size is
+sealed, or a node's ftruncate would kill the daemon by SIGBUS. The content is untrusted: the daemon copies before it
+looks, so that nothing changes between a check and its use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import numpy as np
+
+from tierd.errors import ArenaError, LimitExceeded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SessionBlock", "SessionBlockReader"]
+
+_HEADER: Final = struct.Struct("<8s I I")
+_MAGIC: Final = b"TIERDSES"
+_VERSION: Final = 1
+_STEP_OFFSET: Final = 64
+_ARRAYS_OFFSET: Final = 128
+_ALIGNMENT: Final = 64
+_MAX_ENTRIES: Final = 1 << 22
+_MAX_STEP: Final = 1 << 62
+_MAX_RISE: Final = 1 << 31
+"""More uses than this between two looks is no count but nonsense."""
+
+
+class _Layout(NamedTuple):
+    """Byte offsets of the arrays, each on a border of 64."""
+
+    uses: int
+    last_step: int
+    expect: int
+    nbytes: int
+
+
+def _layout(entries: int) -> _Layout:
+    def after(offset: int, nbytes: int) -> int:
+        return -(-(offset + nbytes) // _ALIGNMENT) * _ALIGNMENT
+
+    last_step = after(_ARRAYS_OFFSET, 4 * entries)
+    expect = after(last_step, 4 * entries)
+    return _Layout(_ARRAYS_OFFSET, last_step, expect, after(expect, entries))
+
+
+class SessionBlock:
+    """The node's side. Made by `attach`.
+
+    Attributes:
+        step: uint64[1], the decode step or prefill chunk that the node is in.
+        uses: uint32[entries], how often each expert was used, modulo 2**32.
+        last_step: uint32[entries], low half of the step of each expert's last use.
+        expect: uint8[entries], the node's estimate that it will want the expert soon; 255 is certain.
+    """
+
+    def __init__(self, mapping: mmap.mmap, entries: int) -> None:
+        at = _layout(entries)
+        self._map = mapping
+        self.step: NDArray[np.uint64] = np.frombuffer(mapping, np.uint64, 1, _STEP_OFFSET)
+        self.uses: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.uses)
+        self.last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
+        self.expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
+        self._quick_uses = self.uses.data
+        self._quick_last_step = self.last_step.data
+
+    @classmethod
+    def attach(cls, fd: int, entries: int) -> Self:
+        """Map a block that the daemon handed over; `fd` stays the caller's.
+
+        Raises:
+            ArenaError: it is not a block for `entries` experts.
+        """
+        try:
+            size = os.fstat(fd).st_size
+            if not 1 <= entries <= _MAX_ENTRIES or size < _layout(entries).nbytes:
+                raise ArenaError(f"the session block handed over has {size} bytes, too few for {entries} experts")
+            mapping = mmap.mmap(fd, _layout(entries).nbytes)
+        except OSError as error:
+            raise ArenaError(f"the session block cannot be mapped: {error.strerror}") from error
+        magic, version, told = _HEADER.unpack(mapping[: _HEADER.size])
+        if (magic, version, told) != (_MAGIC, _VERSION, entries):
+            raise ArenaError(
+                f"the shared memory handed over is not a session block of version {_VERSION} for {entries} experts",
+                hint="Run the same version of tierd on both sides.",
+            )
+        return cls(mapping, entries)
+
+    def begin_step(self, step: int) -> None:
+        """Say that the node is now in `step`; steps rise."""
+        self.step[0] = step
+
+    def note_use(self, expert: int, step: int) -> None:
+        """Count one certain use of `expert` in `step`; called after the bytes were found unchanged."""
+        # The step first: whoever sees the count sees a step that belongs to it or to a later use.
+        self._quick_last_step[expert] = step & 0xFFFFFFFF
+        self._quick_uses[expert] = (self._quick_uses[expert] + 1) & 0xFFFFFFFF
+
+    def close(self) -> None:
+        """Give back the mapping; arrays that are still held keep it alive until they go."""
+        self._quick_uses.release()
+        self._quick_last_step.release()
+        del self.step, self.uses, self.last_step, self.expect
+        with suppress(BufferError):
+            self._map.close()
+
+
+class SessionBlockReader:
+    """The daemon's side. Made by `create`, one per session.
+
+    Attributes:
+        entries: number of experts.
+        fd: read-write descriptor to hand to the node; it belongs to the reader.
+        refused: how often something in the block made no sense and was ignored.
+    """
+
+    def __init__(self, fd: int, mapping: mmap.mmap, entries: int) -> None:
+        at = _layout(entries)
+        self.fd = fd
+        self.entries = entries
+        self.refused = 0
+        self._map = mapping
+        self._step: NDArray[np.uint64] = np.frombuffer(mapping, np.uint64, 1, _STEP_OFFSET)
+        self._uses: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.uses)
+        self._last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
+        self._expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
+        self._taken = np.zeros(entries, dtype=np.uint32)
+        self._highest_step = 0
+
+    @classmethod
+    def create(cls, entries: int) -> Self:
+        """Make an empty block for a store of `entries` experts.
+
+        Raises:
+            LimitExceeded: `entries` is outside 1 to 2**22.
+            ArenaError: the kernel gives no shared memory.
+        """
+        if not 1 <= entries <= _MAX_ENTRIES:
+            raise LimitExceeded(f"a session block for {entries} experts is outside 1 to {_MAX_ENTRIES}")
+        nbytes = _layout(entries).nbytes
+        try:
+            fd = os.memfd_create("tierd-session", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.fchmod(fd, 0o600)
+            os.posix_fallocate(fd, 0, nbytes)
+            os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, entries), 0)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            mapping = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise ArenaError(f"no shared memory of {nbytes} bytes for a session: {error.strerror}") from error
+        return cls(fd, mapping, entries)
+
+    def step(self) -> int:
+        """The step that the node is in. It never goes back: a lower or absurd value is ignored and counted."""
+        step = int(self._step[0])
+        if self._highest_step <= step <= _MAX_STEP:
+            self._highest_step = step
+        else:
+            self.refused += 1
+        return self._highest_step
+
+    def uses(self) -> NDArray[np.uint32]:
+        """A copy of all use counters, uint32[entries]."""
+        return self._uses.copy()
+
+    def take_uses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which experts were used since the last call, and how often.
+
+        Returns:
+            Expert numbers, rising, int64[n], and their new uses, int64[n], each at least 1. A counter that jumped by
+            2**31 or more, or went back, counts as no use.
+        """
+        now = self._uses.copy()
+        rise = now - self._taken
+        self._taken = now
+        experts = np.flatnonzero(rise)
+        counts = rise[experts].astype(np.int64)
+        sane = counts < _MAX_RISE
+        if not sane.all():
+            self.refused += int((~sane).sum())
+            experts, counts = experts[sane], counts[sane]
+        return experts.astype(np.int64, copy=False), counts
+
+    def last_steps(self) -> NDArray[np.uint32]:
+        """A copy of the low halves of the steps of the last uses, uint32[entries]."""
+        return self._last_step.copy()
+
+    def last_step(self, expert: int) -> int:
+        """The low half of the step of the last use of `expert`."""
+        return int(self._last_step[expert])
+
+    def used_at(self, expert: int, step: int) -> bool:
+        """Whether the node says that it used `expert` in `step`."""
+        return int(self._last_step[expert]) == step & 0xFFFFFFFF and int(self._uses[expert]) > 0
+
+    def expect(self) -> NDArray[np.uint8]:
+        """A copy of the node's expectations, uint8[entries]; every value is a valid one."""
+        return self._expect.copy()
+
+    def close(self) -> None:
+        """Give back the mapping and the descriptor; the node keeps its own."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            del self._step, self._uses, self._last_step, self._expect
+            with suppress(BufferError):
+                self._map.close()
