@@ -35,6 +35,8 @@ proto: setup  ## generate tierd/api from proto/
 pins: setup  ## compile requirements/ from pyproject.toml (needs a package index)
 	@$(COMPILE) -o requirements/run.txt
 	@$(COMPILE) --extra test --extra bench -o requirements/dev.txt
+	@$(COMPILE) --extra train -o requirements/train.txt
+	@$(COMPILE) --extra oracle -o requirements/oracle.txt
 
 format: setup  ## sort imports and format the code
 	@$(BIN)/ruff check --quiet --select I --fix . && $(BIN)/ruff format .
