@@ -1,0 +1,1 @@
+"""Reading published checkpoints and converting them to stores; one small mapping per model family."""

@@ -1,0 +1,114 @@
+"""What a family mapping says: how config.json gives the shapes, and under which names the tensors are published."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tierd.checkpoint.config import Config
+
+__all__ = ["DenseSpec", "FamilyMapping", "ModelShape", "decoder_dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """A dense tensor that the family needs.
+
+    Attributes:
+        shape: from the config.
+        keep_precision: routers, norms and biases are never quantised.
+        aliases: other names under which it may be published.
+    """
+
+    shape: tuple[int, ...]
+    keep_precision: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of the routed experts, from the config alone.
+
+    Attributes:
+        hidden_size: H.
+        intermediate_size: I of one expert.
+        top_k: experts per token.
+        vocab_size: rows of the embedding.
+        layers: routed experts by layer number; layers without any are absent.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    top_k: int
+    vocab_size: int
+    layers: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyMapping:
+    """One model family.
+
+    Attributes:
+        family: its short name.
+        model_types: values of `model_type` in config.json that it covers.
+        shape: sizes from the config.
+        dense: every dense tensor that must be there, by name.
+        expert: name templates of gate [I, H], up [I, H] and down [H, I] of one expert ({layer}, {expert}).
+        fused: name templates of stacked forms: (gate_up [E, 2I, H] with the gate rows first, down [E, H, I]).
+        skip: patterns of published tensors that inference does not need.
+    """
+
+    family: str
+    model_types: tuple[str, ...]
+    shape: Callable[[Config], ModelShape]
+    dense: Callable[[Config], dict[str, DenseSpec]]
+    expert: tuple[str, str, str]
+    fused: tuple[tuple[str, str], ...] = ()
+    skip: tuple[str, ...] = ()
+
+    def skips(self, name: str) -> bool:
+        """True if the tensor is published but not needed."""
+        return any(re.fullmatch(pattern, name) for pattern in self.skip)
+
+
+def decoder_dense(
+    config: Config, *, head_dim: int, qk_norm: tuple[int, int] | None, attention_bias: bool
+) -> dict[str, DenseSpec]:
+    """Embedding, attention, norms and head of a decoder with the names that Llama made common.
+
+    Args:
+        config: of the checkpoint.
+        head_dim: width of one head.
+        qk_norm: widths of the query and key norms, None if there are none.
+        attention_bias: q, k, v and o projections have biases.
+    """
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", default=heads)
+    vocab = config.integer("vocab_size")
+    widths = {
+        "q_proj": (heads * head_dim, hidden),
+        "k_proj": (kv_heads * head_dim, hidden),
+        "v_proj": (kv_heads * head_dim, hidden),
+        "o_proj": (hidden, heads * head_dim),
+    }
+    dense = {"model.embed_tokens.weight": DenseSpec((vocab, hidden))}
+    for layer in range(config.integer("num_hidden_layers", high=1 << 16)):
+        prefix = f"model.layers.{layer}"
+        dense[f"{prefix}.input_layernorm.weight"] = DenseSpec((hidden,), keep_precision=True)
+        for name, shape in widths.items():
+            dense[f"{prefix}.self_attn.{name}.weight"] = DenseSpec(shape)
+            if attention_bias:
+                dense[f"{prefix}.self_attn.{name}.bias"] = DenseSpec(shape[:1], keep_precision=True)
+        if qk_norm is not None:
+            for name, width in zip(("q_norm", "k_norm"), qk_norm, strict=True):
+                dense[f"{prefix}.self_attn.{name}.weight"] = DenseSpec((width,), keep_precision=True)
+        dense[f"{prefix}.post_attention_layernorm.weight"] = DenseSpec((hidden,), keep_precision=True)
+    dense["model.norm.weight"] = DenseSpec((hidden,), keep_precision=True)
+    if not config.flag("tie_word_embeddings", default=False):
+        dense["lm_head.weight"] = DenseSpec((vocab, hidden))
+    return dense
