@@ -1,0 +1,220 @@
+"""Records read from ordinary files by a few threads, past the page cache where the filesystem allows it.
+
+Threads and `preadv`, not an event loop: a direct read of some megabytes keeps a drive busy by itself, the system call
+and the checksum both release the interpreter's lock, and few large reads in flight beat many.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import xxhash
+
+from tierd.devices.device import DeviceStats, ReadDone, RecordRead
+from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
+from tierd.errors import ChecksumMismatch, DriveError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["FileDevice"]
+
+_MEMORY_ALIGNMENT: Final = 512
+"""What drives ask of an address; the arena's slots are aligned to 4096 and more."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    read: RecordRead
+    into: memoryview
+    done: ReadDone
+    submitted: float
+
+
+class FileDevice:
+    """One drive: the shards of a store under one directory, behind `tierd.devices.device.Device`.
+
+    Every queued read owns the memory it goes to, so the queue is bounded by the arena's slots.
+
+    Args:
+        name: of the drive, for messages and metrics.
+        shard_paths: the shard files; their position is the shard number of a `RecordRead`.
+        loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`.
+        threads: reads at a time.
+        direct: False reads through the page cache on purpose.
+        close_timeout: seconds that `close` waits for reads that a drive does not answer.
+
+    Attributes:
+        name: of the drive.
+        stats: changed on the broker's thread only.
+
+    Raises:
+        DriveError: a file cannot be opened.
+        UsageError: `threads` is below 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shard_paths: Sequence[Path],
+        loop_call: Callable[[Callable[[], None]], object],
+        *,
+        threads: int = 4,
+        direct: bool = True,
+        close_timeout: float = 10.0,
+    ) -> None:
+        if threads < 1:
+            raise UsageError(f"drive {name}: {threads} read threads read nothing", hint="Give at least one.")
+        self.name = name
+        self._loop_call = loop_call
+        self._close_timeout = close_timeout
+        self._files: list[ShardFile] = []
+        try:
+            for path in shard_paths:
+                self._files.append(ShardFile(name, path, direct=direct))
+        except DriveError:
+            for file in self._files:
+                file.close()
+            raise
+        self.stats = DeviceStats(direct=all(file.direct for file in self._files))
+        buffered = [str(file.path) for file in self._files if not file.direct]
+        if direct and buffered:
+            _log.warning(
+                "direct reads refused, reading through the page cache",
+                drive=name,
+                first=buffered[0],
+                files=len(buffered),
+                of=len(self._files),
+            )
+        self._closing = threading.Event()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __repr__(self) -> str:
+        mode = "direct" if self.stats.direct else "buffered"
+        return f"<FileDevice {self.name}: {len(self._files)} files, {mode}, {self.stats.in_flight} in flight>"
+
+    def submit(self, read: RecordRead, into: memoryview, done: ReadDone) -> None:
+        """See `Device.submit`. Called on the broker's thread only; returns at once."""
+        self.stats.in_flight += 1
+        job = _Job(read, into, done, time.perf_counter())
+        if self._closing.is_set():
+            self._finish(job, self._refusal(read, "the drive is closed", errno.ECANCELED), 0.0, 0.0)
+        else:
+            self._jobs.put(job)
+
+    def close(self) -> None:
+        """Fail what has not started, wait for what has, then give back threads and descriptors.
+
+        Reads that do not return within the bound keep their descriptors open until the process ends: the memory
+        behind them must stay as well, and a closed number would be reused by another file.
+        """
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for _ in self._threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + self._close_timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            _log.warning("drive does not answer, its files stay open", drive=self.name, seconds=self._close_timeout)
+            return
+        for file in self._files:
+            file.close()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            started = time.perf_counter()
+            error: DriveError | None
+            if self._closing.is_set():
+                error = self._refusal(job.read, "the drive is closing", errno.ECANCELED)
+            else:
+                try:
+                    error = self._read(job)
+                except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
+                    error = self._refusal(job.read, f"unforeseen {unforeseen!r}", 0)
+            self._finish(job, error, started - job.submitted, time.perf_counter() - started)
+            del job
+
+    def _read(self, job: _Job) -> DriveError | None:
+        read, into = job.read, job.into
+        if not 0 <= read.shard < len(self._files):
+            return self._refusal(read, f"there is no shard {read.shard}", errno.EINVAL)
+        if into.nbytes != read.nbytes or into.readonly or not into.contiguous:
+            return self._refusal(read, f"the memory given has {into.nbytes} bytes or is not writable", errno.EINVAL)
+        if read.offset % BLOCK_BYTES or read.nbytes % BLOCK_BYTES or _address(into) % _MEMORY_ALIGNMENT:
+            return self._refusal(read, "offset, length or memory is not aligned", errno.EINVAL)
+        file = self._files[read.shard]
+        try:
+            file.read(read.offset, into)
+        except DriveError as error:
+            error.message = f"{self._subject(read)}: {error.message}"
+            return error
+        found = xxhash.xxh3_64_intdigest(into)
+        if found != read.xxh3:
+            return ChecksumMismatch(
+                f"{self._subject(read)}: wrong checksum in {file.path} at offset {read.offset}, length {read.nbytes}: "
+                f"found {found:016x}, converted {read.xxh3:016x}",
+                path=str(file.path),
+                offset=read.offset,
+                length=read.nbytes,
+                hint="The file changed or the drive returns wrong bytes; run `tierd doctor`.",
+            )
+        return None
+
+    def _finish(self, job: _Job, error: DriveError | None, queued: float, reading: float) -> None:
+        """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""
+        done, nbytes = job.done, job.read.nbytes
+
+        def report() -> None:
+            stats = self.stats
+            stats.in_flight -= 1
+            stats.queue_seconds += queued
+            stats.read_seconds += reading
+            stats.direct = all(file.direct for file in self._files)
+            if error is None:
+                stats.reads += 1
+                stats.bytes += nbytes
+            else:
+                stats.errors += 1
+                stats.checksum_failures += isinstance(error, ChecksumMismatch)
+            done(error)
+
+        job.into = memoryview(b"")
+        try:
+            self._loop_call(report)
+        except RuntimeError:
+            # The loop is closed: nobody is left to tell, and the memory was let go of above.
+            _log.debug("read ended after the loop was closed", drive=self.name)
+
+    def _subject(self, read: RecordRead) -> str:
+        return f"drive {self.name}, layer {read.layer}, expert {read.index}"
+
+    def _refusal(self, read: RecordRead, reason: str, number: int) -> DriveError:
+        path = str(self._files[read.shard].path) if 0 <= read.shard < len(self._files) else ""
+        return DriveError(
+            f"{self._subject(read)}: {reason} ({path or 'no file'}, offset {read.offset}, length {read.nbytes})",
+            path=path,
+            offset=read.offset,
+            length=read.nbytes,
+            errno=number,
+        )
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory.nbytes else 0
