@@ -125,6 +125,13 @@ def test_commands_in_the_documents_are_make_targets(document):
     assert {"test"} <= named <= make_targets()
 
 
+def test_the_readme_says_why_each_dependency_is_there():
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    explained = {name.strip() for row in rows for name in row.split("|")[1].split(",")}
+    needed = {re.split(r"[^\w-]", line)[0] for line in PROJECT["dependencies"]}
+    assert needed - explained == set()
+
+
 def test_make_alone_prints_every_target():
     printed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     named = {line.split()[1] for line in printed.stdout.splitlines()}
@@ -160,7 +167,7 @@ def test_the_pins_are_in_step_with_the_project():
         ("requirements/run.txt", r"^rich==\S+", "rich==99.0", "run.txt has rich 99.0, dev.txt has"),
         ("requirements/run.txt", r"^rich==\S+ ", "rich>=15 ", "run.txt: not pinned to one version: rich>=15"),
         ("requirements/run.txt", r"^(rich==\S+) \\\n(    --hash.*\n)*", r"\1\n", "run.txt: rich has no hash"),
-        ("requirements/run.txt", r"\A", "--index-url https://packages.example/simple\n", "names an index"),
+        ("requirements/run.txt", r"\A", "--find-links https://packages.example\n", "names an index"),
         ("pyproject.toml", r'"jinja2', '"leftpad>=1",\n  "jinja2', "leftpad of pyproject.toml is not pinned"),
     ],
     ids=["missing", "version", "run-and-dev", "range", "hash", "index", "new-dependency"],
