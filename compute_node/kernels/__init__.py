@@ -1,0 +1,63 @@
+"""Kernels of the compute node: everything numeric of a step, compiled by numba, with one fixed order of sums.
+
+Importing the package points the compiler's cache at a directory of this version of the code and compiles, or loads,
+every kernel. Weights may hold any bits whatever: results may then be worthless, never the process's memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compute_node.kernels import cache
+
+_CACHE = cache.prepare()  # before anything imports numba
+
+from compute_node.kernels.attention import attention, kv_append  # noqa: E402 - numba must find its cache directory set
+from compute_node.kernels.batch import Batch  # noqa: E402
+from compute_node.kernels.elementwise import add, clip, combine, gather_rows, silu_mul  # noqa: E402
+from compute_node.kernels.embedding import embed  # noqa: E402
+from compute_node.kernels.experts import ExpertFFN, ExpertLayout  # noqa: E402
+from compute_node.kernels.matmul import matmul  # noqa: E402
+from compute_node.kernels.matrix import FORMATS, Matrix, bf16_bits, dequantise, from_float32  # noqa: E402
+from compute_node.kernels.norm import rms_norm  # noqa: E402
+from compute_node.kernels.op import Op  # noqa: E402
+from compute_node.kernels.rope import rope, rope_tables  # noqa: E402
+from compute_node.kernels.router import argmax, router  # noqa: E402
+from compute_node.kernels.segment import Segment  # noqa: E402
+
+__all__ = [
+    "FORMATS",
+    "Batch",
+    "ExpertFFN",
+    "ExpertLayout",
+    "Matrix",
+    "Op",
+    "Segment",
+    "add",
+    "argmax",
+    "attention",
+    "bf16_bits",
+    "clip",
+    "combine",
+    "dequantise",
+    "embed",
+    "from_float32",
+    "gather_rows",
+    "kv_append",
+    "matmul",
+    "rms_norm",
+    "rope",
+    "rope_tables",
+    "router",
+    "silu_mul",
+    "warm_up",
+]
+
+
+def warm_up() -> Path:
+    """Makes sure that every kernel is compiled and kept, and returns the directory that keeps them.
+
+    Importing this package does the work, seconds the first time and a fraction of one later; call this where that
+    should be visible in the code, such as in an image's build or before a clock starts.
+    """
+    return _CACHE

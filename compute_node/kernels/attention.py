@@ -1,0 +1,214 @@
+"""Causal attention of each row over the KV cache, and appending to it.
+
+The positions of a sequence are cut into tiles of 64 at absolute positions. Each tile has its own softmax (largest
+score, sum, weighted values), and tiles are merged in rising order. A row's result depends on its position, its query
+and the cache alone: prefill, prefill in chunks of any size and decode give the same bits. Online merging of
+softmax parts follows Milakov and Gimelshein 2018 (arXiv:1805.02867) and FlashAttention (arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import cfunc, njit
+from numpy.typing import NDArray
+
+from compute_node.kernels.batch import Batch
+from compute_node.kernels.dots import dots_f32
+from compute_node.kernels.lanes import exp32, f32_at, i64_at
+from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
+from compute_node.kernels.weighted_sum import STACK_FLOATS, stack_floats, weighted_sum
+from tierd.errors import UsageError
+
+__all__ = ["TILE", "attention", "kv_append"]
+
+TILE: Final = 64
+"""Positions that share one softmax before tiles are merged."""
+_TYPICAL_CONTEXT: Final = 256
+_LOWEST: Final = np.float32(-np.inf)
+
+Rows = NDArray[np.float32]
+
+# Fields of the attention record.
+Q, Q_STRIDE, K_CACHE, V_CACHE, Y, Y_STRIDE, POSITIONS, BASES = range(8)
+COUNT, HEADS, GROUP, HEAD_DIM, SLOTS, SCALE, WINDOW = range(8, 15)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scores(q: int, keys: int, row_bytes: int, count: int, head_dim: int, scale: float, out: int) -> float:
+    """Scaled scores of `count` consecutive positions; returns the largest."""
+    s = f32_at(out)
+    largest = _LOWEST
+    for j in range(0, count, 4):
+        last = count - 1
+        a, b, c = min(j + 1, last), min(j + 2, last), min(j + 3, last)
+        places = (keys + j * row_bytes, keys + a * row_bytes, keys + b * row_bytes, keys + c * row_bytes)
+        sums = dots_f32(places, (q,), head_dim)
+        s[j] = sums[0] * scale
+        s[a] = sums[1] * scale
+        s[b] = sums[2] * scale
+        s[c] = sums[3] * scale
+    for j in range(count):
+        largest = max(largest, s[j])
+    return largest
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _weights(scores: int, count: int, largest: float) -> float:
+    """Turns scores into exp(score - largest) in place, zeros up to the tile's end; returns their sum."""
+    p = f32_at(scores)
+    for j in range(count):
+        p[j] = exp32(p[j] - largest)
+    for j in range(count, TILE):
+        p[j] = np.float32(0)
+    # Sixteen lanes and a tree, as everywhere; the lanes use the space behind the tile.
+    lane = f32_at(scores + TILE * 4)
+    for j in range(16):
+        lane[j] = ((p[j] + p[16 + j]) + p[32 + j]) + p[48 + j]
+    for j in range(8):
+        lane[j] = lane[j] + lane[8 + j]
+    for j in range(4):
+        lane[j] = lane[j] + lane[4 + j]
+    return (lane[0] + lane[2]) + (lane[1] + lane[3])
+
+
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def _attention_kernel(args: int, lo: int, hi: int) -> None:
+    """One unit is one head of one row, heads outermost, so that threads share the work of a causal prefill evenly."""
+    m = i64_at(args)
+    rows, head_dim, slots = i64_at(m[COUNT])[0], m[HEAD_DIM], m[SLOTS]
+    scale, row_bytes = f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
+    scores, values = stack_floats(), stack_floats()
+    o = f32_at(values)
+    for unit in range(lo, hi):
+        head, row = unit // rows, unit % rows
+        position, base = i64_at(m[POSITIONS])[row], i64_at(m[BASES])[row]
+        out = m[Y] + row * m[Y_STRIDE] + head * row_bytes
+        y = f32_at(out)
+        if position < 0 or base < 0 or base + position >= slots:
+            for d in range(head_dim):
+                y[d] = np.float32(np.nan)
+            continue
+        q = m[Q] + row * m[Q_STRIDE] + head * row_bytes
+        start = ((head // m[GROUP]) * slots + base) * row_bytes
+        first = max(0, position - m[WINDOW] + 1) if m[WINDOW] > 0 else 0
+        largest, total = _LOWEST, np.float32(0)
+        for d in range(head_dim):
+            y[d] = np.float32(0)
+        for tile in range(first // TILE * TILE, position + 1, TILE):
+            begin, end = max(tile, first), min(tile + TILE, position + 1)
+            at = start + begin * row_bytes
+            tile_largest = _scores(q, m[K_CACHE] + at, row_bytes, end - begin, head_dim, scale, scores)
+            tile_total = _weights(scores, end - begin, tile_largest)
+            weighted_sum(scores, m[V_CACHE] + at, row_bytes, end - begin, head_dim, values)
+            merged = max(largest, tile_largest)
+            before, now = exp32(largest - merged), exp32(tile_largest - merged)
+            total = total * before + tile_total * now
+            for d in range(head_dim):
+                y[d] = y[d] * before + o[d] * now
+            largest = merged
+        for d in range(head_dim):
+            y[d] = y[d] / total
+
+
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def _append_kernel(args: int, lo: int, hi: int) -> None:
+    """Record: k, k stride, v, v stride, k cache, v cache, positions, bases, kv heads, head_dim, slots."""
+    m = i64_at(args)
+    heads, head_dim, slots = m[8], m[9], m[10]
+    for unit in range(lo, hi):
+        row, head = unit // heads, unit % heads
+        position, base = i64_at(m[6])[row], i64_at(m[7])[row]
+        if position >= 0 and base >= 0 and base + position < slots:
+            at = (head * slots + base + position) * head_dim * 4
+            k, v = f32_at(m[0] + row * m[1] + head * head_dim * 4), f32_at(m[2] + row * m[3] + head * head_dim * 4)
+            k_slot, v_slot = f32_at(m[4] + at), f32_at(m[5] + at)
+            for d in range(head_dim):
+                k_slot[d] = k[d]
+                v_slot[d] = v[d]
+
+
+def _check_caches(name: str, k_cache: Rows, v_cache: Rows, *, writable: bool) -> tuple[int, int, int]:
+    """Kv heads, slots and head_dim of two caches of one shape."""
+    for what, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_buffer(name, what, cache, (None, None, None), writable=writable)
+        if not cache.flags.c_contiguous or cache.shape != k_cache.shape:
+            raise UsageError(f"{name}: both caches must be contiguous and of one shape [kv_heads, slots, head_dim]")
+    heads, slots, head_dim = k_cache.shape
+    if not 1 <= head_dim <= STACK_FLOATS or heads < 1 or slots < 1:
+        raise UsageError(f"{name}: no attention over a cache of shape {list(k_cache.shape)}")
+    return heads, slots, head_dim
+
+
+def kv_append(name: str, k: Rows, v: Rows, k_cache: Rows, v_cache: Rows, batch: Batch) -> Op:
+    """Writes the keys and values of the live rows into the cache, at slot base + position of each row.
+
+    Args:
+        name: of the op.
+        k: float32 [max_rows, kv_heads * head_dim].
+        v: the same shape.
+        k_cache: float32 [kv_heads, slots, head_dim], contiguous. A row beyond the slots is not written.
+        v_cache: the same shape.
+        batch: the live rows, their positions and bases.
+    """
+    heads, slots, head_dim = _check_caches(name, k_cache, v_cache, writable=True)
+    check_buffer(name, "k", k, (batch.max_rows, heads * head_dim))
+    check_buffer(name, "v", v, (batch.max_rows, heads * head_dim))
+    args = record([
+        address_of(k), k.strides[0], address_of(v), v.strides[0], address_of(k_cache), address_of(v_cache),
+        address_of(batch.positions), address_of(batch.bases), heads, head_dim, slots,
+    ])  # fmt: skip
+    return Op(
+        name, "kv_append", _append_kernel.address, args, batch.count,
+        units=heads, per_row=True, grain=1, work=2 * head_dim, keep=(k, v, k_cache, v_cache, batch),
+    )  # fmt: skip
+
+
+def attention(
+    name: str,
+    q: Rows,
+    k_cache: Rows,
+    v_cache: Rows,
+    y: Rows,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Op:
+    """Softmax attention of each live row over its sequence's cache, up to and including its own position.
+
+    Grouped-query attention: head h reads kv head h // (heads / kv_heads). The rows' own keys and values must be in
+    the cache already (`kv_append` before this op).
+
+    Args:
+        name: of the op.
+        q: float32 [max_rows, heads * head_dim].
+        k_cache: float32 [kv_heads, slots, head_dim], contiguous.
+        v_cache: the same shape.
+        y: float32 [max_rows, heads * head_dim]; must not be `q`. A row beyond the slots becomes NaN.
+        batch: the live rows, their positions and bases.
+        scale: of the scores, usually head_dim ** -0.5.
+        window: positions that a row sees, its own included; None for all.
+    """
+    kv_heads, slots, head_dim = _check_caches(name, k_cache, v_cache, writable=False)
+    check_buffer(name, "q", q, (batch.max_rows, None))
+    check_buffer(name, "y", y, (batch.max_rows, q.shape[1]), writable=True)
+    heads = q.shape[1] // head_dim
+    if heads < 1 or q.shape[1] % head_dim or heads % kv_heads:
+        raise UsageError(f"{name}: queries of {q.shape[1]} do not fit {kv_heads} kv heads of {head_dim}")
+    if window is not None and window < 1:
+        raise UsageError(f"{name}: a sliding window holds at least one position, not {window}")
+    if np.may_share_memory(q, y):
+        raise UsageError(f"{name}: q and y overlap")
+    factor = np.array([scale], np.float32)
+    args = record([
+        address_of(q), q.strides[0], address_of(k_cache), address_of(v_cache), address_of(y), y.strides[0],
+        address_of(batch.positions), address_of(batch.bases), address_of(batch.count), heads, heads // kv_heads,
+        head_dim, slots, address_of(factor), window or 0,
+    ])  # fmt: skip
+    return Op(
+        name, "attention", _attention_kernel.address, args, batch.count,
+        units=heads, per_row=True, grain=1, work=2 * head_dim * min(slots, _TYPICAL_CONTEXT),
+        keep=(q, k_cache, v_cache, y, factor, batch),
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""Dot products of rows of weights with rows of activations: the order of sums that every result rests on.
+
+Lane j of sixteen accumulates the products of columns j, j + 16, j + 32 ... in rising order by fused multiply-add;
+columns beyond the end count as zeros; the lanes are then added by one fixed tree. It is the same for any number of
+rows computed together, so a row's result does not depend on its company. Weights are widened to float32 exactly.
+`int4-g64` sums each group of 64 columns from zero and adds it, times the group's scale, by one more fma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from compute_node.kernels import lanes
+from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
+
+__all__ = ["dot", "dots_bf16", "dots_f32", "dots_int4", "dots_int8"]
+
+BLOCK: Final = 128
+"""Columns in 64 bytes of `int4-g64`: two groups."""
+
+Builder = ir.IRBuilder
+Widen = Callable[[Builder, Any], Any]
+
+
+def _bf16(builder: Builder, raw: Any) -> Any:
+    wide = builder.shl(builder.zext(raw, lanes.V32), lanes.lane_ints(16))
+    return builder.bitcast(wide, lanes.VF32)
+
+
+def _int8(builder: Builder, raw: Any) -> Any:
+    return builder.sitofp(builder.sext(raw, lanes.V32), lanes.VF32)
+
+
+def _padded_copy(builder: Builder, source: Any, count: Any, element: Any, length: int) -> Any:
+    """A byte pointer to `length` elements on the stack: `count` of them from `source`, then zeros."""
+    kind = ir.ArrayType(element, length)
+    buffer = cgutils.alloca_once(builder, kind)
+    builder.store(ir.Constant(kind, None), buffer)
+    target = builder.bitcast(buffer, element.as_pointer())
+    typed = builder.bitcast(source, element.as_pointer())
+    with cgutils.for_range(builder, count) as loop:
+        value = builder.load(builder.gep(typed, [loop.index]), align=1)
+        builder.store(value, builder.gep(target, [loop.index]))
+    return builder.bitcast(buffer, I8.as_pointer())
+
+
+class _Sums:
+    """Accumulators of sixteen lanes for each pair of an activation row and a weight row."""
+
+    def __init__(self, builder: Builder, rows: int, columns: int) -> None:
+        self.builder = builder
+        zero = lanes.zero_lanes()
+        self.cells = [[cgutils.alloca_once_value(builder, zero) for _ in range(columns)] for _ in range(rows)]
+        for row in self.cells:  # the stack slot is made once, but a sum starts from zero at every call
+            for cell in row:
+                builder.store(zero, cell)
+
+    def add(self, row: int, column: int, a: Any, b: Any) -> None:
+        """Adds `a * b` lane by lane with one rounding."""
+        cell = self.cells[row][column]
+        self.builder.store(lanes.fma(self.builder, a, b, self.builder.load(cell)), cell)
+
+    def totals(self) -> list[Any]:
+        """The finished sums, row by row."""
+        return [lanes.sum_lanes(self.builder, self.builder.load(cell)) for row in self.cells for cell in row]
+
+
+def _flat(builder: Builder, element: Any, widen: Widen | None, w: list[Any], x: list[Any], cols: Any) -> list[Any]:
+    """Dot products where one weight is one element of memory."""
+    size = 4 if element == F32 else element.width // 8
+    sums = _Sums(builder, len(x), len(w))
+
+    def step(weights: list[Any], inputs: list[Any]) -> None:
+        values = [lanes.lanes_at(builder, p) for p in inputs]
+        for column, pointer in enumerate(weights):
+            raw = lanes.lanes_at(builder, pointer, element)
+            weight = raw if widen is None else widen(builder, raw)
+            for row, value in enumerate(values):
+                sums.add(row, column, weight, value)
+
+    with cgutils.for_range(builder, builder.udiv(cols, ir.Constant(I64, LANES))) as loop:
+        at_w = builder.mul(loop.index, ir.Constant(I64, LANES * size))
+        at_x = builder.mul(loop.index, ir.Constant(I64, LANES * 4))
+        step([lanes.offset(builder, p, at_w) for p in w], [lanes.offset(builder, p, at_x) for p in x])
+    tail = builder.urem(cols, ir.Constant(I64, LANES))
+    with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
+        done = builder.sub(cols, tail)
+        at_w, at_x = builder.mul(done, ir.Constant(I64, size)), builder.mul(done, ir.Constant(I64, 4))
+        step(
+            [_padded_copy(builder, lanes.offset(builder, p, at_w), tail, element, LANES) for p in w],
+            [_padded_copy(builder, lanes.offset(builder, p, at_x), tail, F32, LANES) for p in x],
+        )
+    return sums.totals()
+
+
+def _half_scale(builder: Builder, pointer: Any) -> Any:
+    """The float16 at a byte pointer as float32, exactly, also where the processor has no instruction for it."""
+    bits = builder.load(builder.bitcast(pointer, I16.as_pointer()), align=1)
+    if lanes.has_feature("f16c") or lanes.has_feature("avx512f"):
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), F32)
+    wide = builder.zext(bits, I32)
+    body = builder.shl(builder.and_(wide, ir.Constant(I32, 0x7FFF)), ir.Constant(I32, 13))
+    value = builder.fmul(builder.bitcast(body, F32), ir.Constant(F32, 2.0**112))
+    special = builder.icmp_unsigned(">=", body, ir.Constant(I32, 0x1F << 23))
+    infinite = builder.or_(body, ir.Constant(I32, 0x7F800000))
+    magnitude = builder.select(special, infinite, builder.bitcast(value, I32))
+    sign = builder.shl(builder.and_(wide, ir.Constant(I32, 0x8000)), ir.Constant(I32, 16))
+    return builder.bitcast(builder.or_(magnitude, sign), F32)
+
+
+def _codes(builder: Builder, raw: Any, *, high: bool) -> Any:
+    """The low or high four bits of sixteen int32 lanes, less 8, as float32."""
+    if high:
+        raw = builder.lshr(raw, lanes.lane_ints(4))
+    if lanes.has_feature("avx512f"):  # a register looked up by the low four bits of each lane
+        table = ir.Constant(lanes.VF32, [float(code - 8) for code in range(16)])
+        kind = ir.FunctionType(lanes.VF32, [lanes.VF32, lanes.V32])
+        look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
+        return builder.call(look_up, [table, raw])
+    code = builder.and_(raw, lanes.lane_ints(15))
+    return builder.sitofp(builder.sub(code, lanes.lane_ints(8)), lanes.VF32)
+
+
+def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any) -> list[Any]:
+    """Dot products of `int4-g64`: per group a sum from zero, then added times the group's scale."""
+    sums = _Sums(builder, len(x), len(w))
+    chunks = range(0, 64, LANES)
+
+    def step(weights: list[Any], scales: list[Any], inputs: list[Any]) -> None:
+        for column, (pointer, scale) in enumerate(zip(weights, scales, strict=True)):
+            raw = [
+                builder.zext(lanes.lanes_at(builder, lanes.offset(builder, pointer, at), I8), lanes.V32)
+                for at in chunks
+            ]
+            for group in range(2):
+                factor = lanes.splat(builder, _half_scale(builder, lanes.offset(builder, scale, 2 * group)))
+                codes = [_codes(builder, r, high=group == 1) for r in raw]
+                for row, source in enumerate(inputs):
+                    partial: Any = lanes.zero_lanes()
+                    for code, at in zip(codes, chunks, strict=True):
+                        value = lanes.lanes_at(builder, lanes.offset(builder, source, group * 256 + at * 4))
+                        partial = lanes.fma(builder, code, value, partial)
+                    sums.add(row, column, factor, partial)
+
+    def moved(pointers: list[Any], block: Any, size: int) -> list[Any]:
+        at = builder.mul(block, ir.Constant(I64, size))
+        return [lanes.offset(builder, p, at) for p in pointers]
+
+    whole = builder.udiv(cols, ir.Constant(I64, BLOCK))
+    with cgutils.for_range(builder, whole) as loop:
+        step(moved(w, loop.index, 64), moved(s, loop.index, 4), moved(x, loop.index, BLOCK * 4))
+    tail = builder.urem(cols, ir.Constant(I64, BLOCK))
+    with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
+        rest = [_padded_copy(builder, p, tail, F32, BLOCK) for p in moved(x, whole, BLOCK * 4)]
+        step(moved(w, whole, 64), moved(s, whole, 4), rest)
+    return sums.totals()
+
+
+def _pointers(builder: Builder, addresses: Any) -> list[Any]:
+    return [builder.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(builder, addresses)]
+
+
+def _signature(w: Any, *arguments: Any) -> Any:
+    """Addresses in tuples of int64; the result is a tuple of float32, one per pair, row by row."""
+    inputs = arguments[-2]
+    return types.UniTuple(types.float32, w.count * inputs.count)(w, *arguments)
+
+
+def _flat_dots(element: Any, widen: Widen | None) -> Callable[..., Any]:
+    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
+        w, x, cols = arguments
+        totals = _flat(builder, element, widen, _pointers(builder, w), _pointers(builder, x), cols)
+        return context.make_tuple(builder, signature.return_type, totals)
+
+    return generate
+
+
+@intrinsic
+def dots_f32(_typing: Any, w: Any, x: Any, cols: Any) -> Any:
+    """Dot products of float32 weight rows at addresses `w` with activation rows at addresses `x`."""
+    return _signature(w, x, cols), _flat_dots(F32, None)
+
+
+@intrinsic
+def dots_bf16(_typing: Any, w: Any, x: Any, cols: Any) -> Any:
+    """The same for bf16 weights."""
+    return _signature(w, x, cols), _flat_dots(I16, _bf16)
+
+
+@intrinsic
+def dots_int8(_typing: Any, w: Any, x: Any, cols: Any) -> Any:
+    """The same for int8 weights, before the row's scale."""
+    return _signature(w, x, cols), _flat_dots(I8, _int8)
+
+
+@intrinsic
+def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any) -> Any:
+    """The same for `int4-g64` weights, whose float16 scales begin at addresses `s`."""
+
+    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
+        pointers = [_pointers(builder, a) for a in arguments[:3]]
+        totals = _grouped(builder, pointers[0], pointers[1], pointers[2], arguments[3])
+        return context.make_tuple(builder, signature.return_type, totals)
+
+    return _signature(w, s, x, cols), generate
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def dot(a: int, b: int, length: int) -> float:
+    """The dot product of two float32 vectors at addresses."""
+    return dots_f32((a,), (b,), length)[0]
