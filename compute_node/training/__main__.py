@@ -28,7 +28,9 @@ def run(arguments: argparse.Namespace) -> None:
         packages.mkdir(parents=True, exist_ok=True)
         print(f"fetching the text's Debian packages into {packages}")
         download_packages(packages)
-        build_text(packages, text)
+        unfinished = out / "text.part"
+        build_text(packages, unfinished)
+        unfinished.rename(text)
     train(text, out, budget, tell=lambda line: print(line, flush=True))
     print(f"the model is in {out / 'checkpoint'}; run again with a larger budget to go on")
 

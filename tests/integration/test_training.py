@@ -1,16 +1,19 @@
 # ruff: noqa: PLC0415  (torch is imported where it is needed: this file is collected without it, too)
 from __future__ import annotations
 
+import importlib.util
 import random
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from compute_node import embedded
+from compute_node.training.__main__ import run as run_command
 from tierd.errors import StoreDamaged, UsageError
 
 
@@ -178,6 +181,13 @@ def test_wrong_options_are_refused_in_one_line(tmp_path, options, said):
     assert said in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_without_torch_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match="needs torch") as caught:
+        run_command(Namespace())
+    assert "tierd[train]" in caught.value.hint
 
 
 @pytest.mark.oracle
