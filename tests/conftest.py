@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 
 import pytest
 import uvloop
@@ -25,6 +26,16 @@ settings.load_profile("deterministic")
 
 # A child process that dies in native code says where.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+# Settings, sockets and state of whoever runs the tests stay out of them.
+for variable in [name for name in os.environ if name.startswith("TIERD_") and not name.startswith("TIERD_TESTS_")]:
+    del os.environ[variable]
+SCRATCH = tempfile.TemporaryDirectory(prefix="tierd-tests-")
+os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_STATE_HOME"] = SCRATCH.name
+
+
+def pytest_unconfigure():
+    SCRATCH.cleanup()
 
 
 def pytest_addoption(parser):
