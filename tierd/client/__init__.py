@@ -1,0 +1,1 @@
+"""Where a compute node takes its experts from: sources behind one interface."""
