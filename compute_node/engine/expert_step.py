@@ -1,0 +1,148 @@
+"""What happens where a program waits for experts: from the router's choices to one float32 row per token and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node.engine.executor import Executor
+from compute_node.kernels import ExpertFFN, ExpertLayout
+from compute_node.models.decoder import DecoderProgram
+from tierd.client.source import ExpertSource, Phase
+from tierd.errors import StoreDamaged, TierdError
+from tierd.store.geometry import Geometry
+from tierd.store.records import RecordLayout
+
+__all__ = ["Assignments", "ExpertPoint", "assign_routes", "kernel_layout"]
+
+Assignments = dict[int, tuple[list[int], list[int]]]
+"""Per expert the rows it is applied to, and the router rank it has in each of them."""
+
+
+def assign_routes(indices: NDArray[np.int32]) -> Assignments:
+    """Gathers the rows of each chosen expert.
+
+    Args:
+        indices: int32 [rows, top_k], experts of each row in router order.
+
+    Returns:
+        Experts in the order in which the router ranked them: first choices of all rows, then second choices, and so on.
+    """
+    assignments: Assignments = {}
+    for rank, column in enumerate(indices.T.tolist()):
+        for row, expert in enumerate(column):
+            found = assignments.get(expert)
+            if found is None:
+                assignments[expert] = ([row], [rank])
+            else:
+                found[0].append(row)
+                found[1].append(rank)
+    return assignments
+
+
+def kernel_layout(layout: RecordLayout, hidden_size: int, intermediate_size: int) -> ExpertLayout:
+    """Where the kernels find the six parts of a record; -1 for scales that the format does not have."""
+    offsets = {part.name: part.offset for part in layout.parts}
+    if layout.part("gate").shape[0] != intermediate_size or layout.part("down").shape[0] != hidden_size:
+        raise StoreDamaged("the record layout does not have the model's expert sizes")
+    return ExpertLayout(
+        format=layout.format,
+        hidden=hidden_size,
+        intermediate=intermediate_size,
+        gate_data=offsets["gate"],
+        gate_scales=offsets.get("gate.scales", -1),
+        up_data=offsets["up"],
+        up_scales=offsets.get("up.scales", -1),
+        down_data=offsets["down"],
+        down_scales=offsets.get("down.scales", -1),
+    )
+
+
+class ExpertPoint:
+    """Brings the experts of a layer and applies each to its rows, in whatever order they arrive.
+
+    Every (row, rank) pair has its own row of the program's `expert_rows`, written by exactly one expert and added up
+    later in router order: neither the order of arrival nor a second call for the same expert can change a bit.
+
+    Args:
+        source: where experts come from.
+        geometry: of the store behind it.
+        program: whose routes are read and whose expert rows are written.
+        executor: runs the expert's kernels.
+        numerics: name of the kernels' arithmetic.
+    """
+
+    def __init__(
+        self,
+        source: ExpertSource,
+        geometry: Geometry,
+        program: DecoderProgram,
+        executor: Executor,
+        *,
+        numerics: str,
+    ) -> None:
+        self._source = source
+        self._program = program
+        self._executor = executor
+        self.experts_chosen = 0
+        built: dict[str, ExpertFFN] = {}
+        layouts = [
+            kernel_layout(layout, geometry.hidden_size, geometry.intermediate_size) for layout in geometry.layouts
+        ]
+        self._layers: dict[int, tuple[ExpertFFN, ExpertLayout]] = {}
+        for entry in geometry.layers:
+            layout = layouts[entry.layout]
+            if layout.format not in built:
+                built[layout.format] = ExpertFFN(
+                    f"expert ({layout.format})",
+                    program.expert_input,
+                    program.expert_rows,
+                    intermediate=geometry.intermediate_size,
+                    format=layout.format,
+                    numerics=numerics,
+                )
+            self._layers[entry.layer] = (built[layout.format], layout)
+
+    def run(
+        self,
+        layer: int,
+        rows: int,
+        *,
+        step: int,
+        phase: Phase,
+        observe: Callable[[int, NDArray[np.int32], NDArray[np.float32]], None] | None = None,
+    ) -> None:
+        """Returns when `expert_rows` of all live rows are certain.
+
+        Args:
+            layer: model layer with routed experts.
+            rows: live rows of the step.
+            step: rising number of the step.
+            phase: for the source's counters.
+            observe: is shown (layer, route indices [rows, top_k], route weights) before any expert is asked for.
+
+        Raises:
+            TierdError: whatever the source raises; or it returned without having delivered every expert.
+        """
+        program = self._program
+        indices = program.route_indices[:rows]
+        if observe is not None:
+            observe(layer, indices, program.route_weights[:rows])
+        assignments = assign_routes(indices)
+        ffn, layout = self._layers[layer]
+        point, assign, run, segment = ffn.point, ffn.assign, self._executor.run, ffn.segment
+        used: set[int] = set()
+
+        def use(expert: int, address: int) -> None:
+            point(layout, address)
+            assign(*assignments[expert])
+            run(segment)
+            used.add(expert)
+
+        self.experts_chosen += len(assignments)
+        self._source.visit(layer, list(assignments), use, step=step, phase=phase)
+        if len(used) != len(assignments):
+            lacking = sorted(set(assignments) - used)
+            raise TierdError(f"layer {layer}: the expert source did not deliver experts {lacking[:8]}")

@@ -1,0 +1,243 @@
+"""A loaded model: from token ids at given positions to logits, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node.engine.executor import Executor
+from compute_node.engine.expert_step import ExpertPoint
+from compute_node.engine.kv_cache import KVCache, Sequence
+from compute_node.engine.weights import Weights
+from compute_node.models.config_reader import parse_config
+from compute_node.models.decoder import build_program
+from compute_node.models.decoder_config import check_geometry
+from compute_node.models.registry import family_of
+from tierd.client.source import ExpertSource, Phase
+from tierd.errors import LimitExceeded, UsageError
+
+__all__ = ["DEFAULT_CONTEXT", "NUMERICS", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
+
+NUMERICS: Final = "exact"
+"""float32 activations, one fixed order of sums."""
+DEFAULT_CONTEXT: Final = 4096
+
+Cancelled = Callable[[], bool]
+Observe = Callable[[int, NDArray[np.int32], NDArray[np.float32]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How a model is run; none of it changes a bit of its logits.
+
+    Attributes:
+        context: most tokens of a sequence; None: what the checkpoint was made for, at most `DEFAULT_CONTEXT`.
+        sequences: how many sequences have a place in the KV cache.
+        threads: native threads; None: the cores that this process may use.
+        rows: most tokens of one step; longer prompts are computed in chunks of this size.
+        head_rows: most rows whose logits are computed together.
+    """
+
+    context: int | None = None
+    sequences: int = 1
+    threads: int | None = None
+    rows: int = 64
+    head_rows: int = 8
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Where the time of all steps went, in seconds: `seconds` = computing + waiting for experts."""
+
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    steps: int = 0
+
+    @property
+    def compute_seconds(self) -> float:
+        """Time in steps that was not spent waiting for experts."""
+        return max(0.0, self.seconds - self.wait_seconds)
+
+
+class Model:
+    """Dense weights, KV cache, program and executor of one model; the experts come from a source.
+
+    Synchronous, for one thread at a time. The source is not closed with it.
+
+    Args:
+        source: brings experts and shows the store's files and dense weights.
+        options: how to run.
+
+    Raises:
+        UnsupportedModel: an unknown family, or a setting or tensor whose meaning is not known.
+        StoreDamaged: config, geometry and tensors do not belong together.
+        UsageError: options outside their limits.
+    """
+
+    def __init__(self, source: ExpertSource, options: ModelOptions | None = None) -> None:
+        options = options or ModelOptions()
+        self.source = source
+        family, config = family_of(parse_config(source.store.read_file("config.json")))
+        geometry = source.store.manifest.geometry
+        check_geometry(config, geometry)
+        context = min(config.max_positions, DEFAULT_CONTEXT) if options.context is None else options.context
+        if not 1 <= context <= config.max_positions:
+            raise UsageError(
+                f"--context {context} is outside 1 to {config.max_positions}, the context of this checkpoint"
+            )
+        if min(options.rows, options.head_rows) < 1:
+            raise UsageError("a step has at least one row")
+        self.config = config
+        self.model_type = family.model_type
+        self.times = StepTimes()
+        self.cache = KVCache(
+            layers=config.layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            context=context,
+            sequences=options.sequences,
+        )
+        self.rows = min(options.rows, context * options.sequences)
+        weights = Weights(source.store)
+        self._program = build_program(
+            config,
+            family.decoder_layer,
+            weights,
+            self.cache,
+            rows=self.rows,
+            head_rows=min(options.head_rows, self.rows),
+            numerics=NUMERICS,
+        )
+        self.dense_bytes = weights.nbytes
+        self._executor = Executor(options.threads)
+        self._experts = ExpertPoint(source, geometry, self._program, self._executor, numerics=NUMERICS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def threads(self) -> int:
+        """Native threads that compute."""
+        return int(self._executor.threads)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a sequence."""
+        return self.cache.context
+
+    @property
+    def experts_chosen(self) -> int:
+        """Unique experts that the router chose, summed over layers and steps; counted here, not by the source."""
+        return self._experts.experts_chosen
+
+    def close(self) -> None:
+        """Ends the native threads. May be called more than once."""
+        self._executor.close()
+
+    def extend(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        *,
+        phase: Phase,
+        logits_of: Listing[int] = (-1,),
+        cancelled: Cancelled | None = None,
+        observe: Observe | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Computes `tokens` as the continuation of a sequence, in one step.
+
+        Args:
+            sequence: whose cache is extended; unchanged if the step is cancelled or fails.
+            tokens: at most `rows` token ids.
+            phase: prefill or decode, for counters.
+            logits_of: which of these tokens' logits are wanted: places in `tokens`, negative ones from its end.
+            cancelled: asked between layers; True gives the step up.
+            observe: shown each layer's routes.
+
+        Returns:
+            float32 [len(logits_of), vocabulary], or None if the step was cancelled.
+
+        Raises:
+            LimitExceeded: a token id outside the vocabulary, too many tokens, or a full context.
+            TierdError: of the expert source.
+        """
+        count, start = len(tokens), len(sequence.tokens)
+        if not 0 < count <= self.rows:
+            raise LimitExceeded(f"a step of {count} tokens is outside 1 to {self.rows}")
+        sequence.require(count)
+        logits = self.forward(
+            np.array(tokens, np.int64),
+            np.arange(start, start + count),
+            np.full(count, sequence.base),
+            phase=phase,
+            logits_of=[index % count for index in logits_of],
+            cancelled=cancelled,
+            observe=observe,
+        )
+        if logits is not None:
+            sequence.tokens += tokens
+        return logits
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        bases: NDArray[np.int64],
+        *,
+        phase: Phase,
+        logits_of: Listing[int],
+        cancelled: Cancelled | None = None,
+        observe: Observe | None = None,
+    ) -> NDArray[np.float32] | None:
+        """One step over rows that may belong to several sequences; see `extend` for the rest.
+
+        Args:
+            tokens: int64 [n] token ids.
+            positions: int64 [n], below the context length; rows of a sequence are consecutive and rising.
+            bases: int64 [n], `Sequence.base` of each row's sequence.
+            phase: prefill or decode.
+            logits_of: rows whose logits are wanted, 0 to n - 1.
+            cancelled: see `extend`.
+            observe: see `extend`.
+        """
+        outside = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
+        if outside.size:
+            raise LimitExceeded(f"token id {outside[0]} is outside the vocabulary of {self.config.vocab_size} tokens")
+        program, run, times = self._program, self._executor.run, self.times
+        begun, waited = time.perf_counter(), self.source.stats.wait_seconds
+        try:
+            program.batch.set(tokens, positions, bases)
+            for segment, layer in zip(program.body, program.expert_layers, strict=False):
+                run(segment)
+                if cancelled is not None and cancelled():
+                    return None
+                self._experts.run(layer, len(tokens), step=times.steps, phase=phase, observe=observe)
+            run(program.body[-1])
+            return self._head(logits_of)
+        finally:
+            times.steps += 1
+            times.seconds += time.perf_counter() - begun
+            times.wait_seconds += self.source.stats.wait_seconds - waited
+
+    def _head(self, rows: Listing[int]) -> NDArray[np.float32]:
+        program = self._program
+        logits = np.empty((len(rows), self.config.vocab_size), np.float32)
+        for first in range(0, len(rows), program.head_batch.max_rows):
+            part = rows[first : first + program.head_batch.max_rows]
+            program.head_index[: len(part)] = part
+            program.head_batch.set_rows(len(part))
+            self._executor.run(program.head)
+            logits[first : first + len(part)] = program.logits[: len(part)]
+        return logits

@@ -1,0 +1,120 @@
+"""From logits to a token: greedy, or a draw keyed by (seed, position) that is the same wherever it is computed.
+
+The draw for a position never depends on the draws before it, so a conversation that is resumed, batched or speculated
+on gets the same tokens. Everything is float64 in a fixed order; ties go to the lower token id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node.engine.exponential import exp
+from tierd.errors import TierdError, UsageError
+
+__all__ = ["Sampling", "choose_token"]
+
+_CUT: Final = 50.0
+"""Tokens less likely than the best by e^50 or more are never drawn; their sum is below float64's resolution."""
+_MAX_SEED: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a token is chosen. The steps are applied in this order, as Hugging Face's `generate` does.
+
+    Attributes:
+        repetition_penalty: divides positive logits of tokens already seen and multiplies negative ones; 1: off.
+        temperature: divides the logits; 0: greedy.
+        top_k: only the k likeliest; 0: off.
+        top_p: the smallest set of likeliest tokens whose probability reaches p; 1: off.
+        min_p: only tokens at least this fraction as likely as the likeliest; 0: off.
+        seed: 0 to 2^64 - 1.
+
+    Raises:
+        UsageError: a value outside its range, naming the option.
+    """
+
+    repetition_penalty: float = 1.0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges: tuple[tuple[str, float, float, float], ...] = (
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_k", self.top_k, 0, 1 << 24),
+            ("top_p", self.top_p, 1e-9, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("seed", self.seed, 0, _MAX_SEED),
+        )
+        for name, value, low, high in ranges:
+            if not low <= value <= high:
+                raise UsageError(f"--{name.replace('_', '-')} {value} is outside {low} to {high}")
+
+
+def choose_token(logits: NDArray[np.float32], position: int, sampling: Sampling, *, seen: Iterable[int] = ()) -> int:
+    """The token at `position` of a sequence.
+
+    Args:
+        logits: float32 [vocabulary].
+        position: of the token to be chosen, counted from the start of the sequence.
+        sampling: how.
+        seen: tokens before it, for the repetition penalty.
+
+    Raises:
+        TierdError: the logits are not numbers: weights or a kernel are broken.
+    """
+    if not np.isfinite(logits).all():
+        raise TierdError(
+            f"the logits of position {position} are not finite numbers",
+            hint="Check the store with `tierd verify`.",
+        )
+    if sampling.repetition_penalty != 1.0:
+        logits = _penalise(logits, seen, sampling.repetition_penalty)
+    if sampling.temperature == 0:
+        return int(np.argmax(logits))
+    return _draw(logits, position, sampling)
+
+
+def _penalise(logits: NDArray[np.float32], seen: Iterable[int], penalty: float) -> NDArray[np.float32]:
+    """As in Keskar et al. 2019 (CTRL), once per token however often it was seen."""
+    ids = np.fromiter(sorted(set(seen)), np.int64)
+    changed = logits.astype(np.float64)
+    chosen = changed[ids]
+    changed[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    return changed.astype(np.float32)
+
+
+def _draw(logits: NDArray[np.float32], position: int, sampling: Sampling) -> int:
+    best = np.float64(logits.max())
+    scaled = (logits.astype(np.float64) - best) / sampling.temperature
+    candidates = np.flatnonzero(scaled > -_CUT)
+    if 0 < sampling.top_k < candidates.size:
+        threshold = np.partition(scaled[candidates], -sampling.top_k)[-sampling.top_k]
+        candidates = candidates[scaled[candidates] >= threshold]
+    # Stable, so that among equals the lower id comes first.
+    candidates = candidates[np.argsort(-scaled[candidates], kind="stable")]
+    if sampling.top_k:
+        candidates = candidates[: sampling.top_k]
+    weights = exp(scaled[candidates])
+    # cumsum adds one by one in order; a sum may be split differently on another machine.
+    sums = np.cumsum(weights)
+    if sampling.top_p < 1:
+        keep = int(np.searchsorted(sums, sampling.top_p * sums[-1], side="left")) + 1
+        weights, sums = weights[:keep], sums[:keep]
+    if sampling.min_p > 0:
+        # The likeliest token has weight 1.
+        keep = int(np.count_nonzero(weights >= sampling.min_p))
+        sums = sums[:keep]
+    generator = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, position], np.uint64)))
+    target = generator.random() * sums[-1]
+    place = int(np.searchsorted(sums, target, side="right"))
+    return int(candidates[min(place, sums.size - 1)])
