@@ -21,11 +21,13 @@ __all__ = [
     "FORMAT_VERSION",
     "INDEX_FILE",
     "MANIFEST_FILE",
+    "DenseDtype",
     "DenseTensorInfo",
     "Manifest",
     "Shard",
     "StoredFile",
     "compute_fingerprint",
+    "parse_manifest",
     "read_manifest",
 ]
 
@@ -40,6 +42,7 @@ MAX_TEXT_BYTES: Final = 128 << 20
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+DenseDtype = Literal["f32", "bf16", "i8"]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
@@ -78,7 +81,7 @@ class DenseTensorInfo(_Model):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
-    dtype: Literal["f32", "bf16", "i8"]
+    dtype: DenseDtype
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
     shard: Count
     offset: Count
@@ -160,9 +163,13 @@ def read_manifest(path: Path) -> Manifest:
         StoreDamaged: the file is missing, no JSON, or a field does not fit; the field is named.
         UsageError: another format version.
     """
-    data = read_small_file(path, MAX_MANIFEST_BYTES)
+    return parse_manifest(read_small_file(path, MAX_MANIFEST_BYTES), str(path))
+
+
+def parse_manifest(text: bytes | str, path: str) -> Manifest:
+    """Checks the text of a `store.json`; `path` names its origin in messages. Raises like `read_manifest`."""
     try:
-        table = json.loads(data)
+        table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise StoreDamaged(f"{path} is not JSON: {str(error)[:200]}") from None
     version = table.get("format_version") if isinstance(table, dict) else None

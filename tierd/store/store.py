@@ -194,6 +194,10 @@ class ExpertStore:
         scales = None if info.scales is None else self._read_dense(self.dense_info(info.scales))
         return DenseTensor(self._read_dense(info), info.dtype, scales)
 
+    def read_dense_bytes(self, name: str) -> bytes:
+        """The bytes of one dense tensor, or of row scales, as they lie in the shard; checked like `read_dense`."""
+        return self._read_dense(self.dense_info(name)).tobytes()
+
     def _read_dense(self, info: DenseTensorInfo) -> np.ndarray:
         path = self.path / self.manifest.dense_shards[info.shard].file
         data = read_exact(path, info.offset, info.nbytes)

@@ -146,6 +146,11 @@ class ShardWriter:
         except OSError as error:
             raise _failed(self.partial, error) from error
 
+    @property
+    def written(self) -> int:
+        """Bytes so far, header included."""
+        return self._written
+
     def skip_to_end(self) -> None:
         """Leaves all that was not written as a hole: zeros that take no space."""
         os.ftruncate(self._fd, self._header.file_bytes)
