@@ -32,6 +32,7 @@ _MAP_FIXED: Final = 0x10
 _MADV_DONTDUMP: Final = 16
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
+_TMPFS_MAGIC: Final = 0x01021994
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,12 +77,14 @@ class SharedPayload:
                 None for a sealed memfd.
 
         Raises:
-            UsageError: `nbytes` is below 1, or `directory` cannot hold a nameless file.
+            UsageError: `nbytes` is below 1, or `directory` is not on a tmpfs or cannot be written.
             ArenaError: there is less memory than that; the message says how much is needed and how much there is.
         """
         if nbytes < 1:
             raise UsageError(f"an arena of {nbytes} bytes holds nothing", hint="Give --arena a positive size.")
         nbytes = -(-nbytes // EXTENT_BYTES) * EXTENT_BYTES
+        if directory is not None:
+            _require_tmpfs(directory)
         free = _available_bytes(directory)
         if nbytes > free:
             raise _too_little(nbytes, free, directory)
@@ -243,12 +246,22 @@ def _open_nameless(directory: Path) -> int:
         ) from error
 
 
+def _require_tmpfs(directory: Path) -> None:
+    """On any other filesystem the kernel would write the arena to a drive, again and again."""
+    status = ctypes.create_string_buffer(256)
+    if _libc.statfs(os.fsencode(directory), status) != 0:
+        raise UsageError(f"the arena directory {directory} cannot be used: {_os_error().strerror}")
+    # The first field of struct statfs is a long, the filesystem's type (statfs(2)).
+    if ctypes.c_long.from_buffer(status).value != _TMPFS_MAGIC:
+        raise UsageError(
+            f"the arena directory {directory} is not on a tmpfs",
+            hint="Give --arena-dir a directory on a tmpfs, such as /dev/shm, or leave it out.",
+        )
+
+
 def _available_bytes(directory: Path | None) -> int:
     if directory is not None:
-        try:
-            stats = os.statvfs(directory)
-        except OSError as error:
-            raise UsageError(f"the arena directory {directory} cannot be used: {error.strerror}") from error
+        stats = os.statvfs(directory)
         return stats.f_bavail * stats.f_frsize
     # A memfd has no limit of its own: reserving too much would wake the kernel's out-of-memory killer.
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():

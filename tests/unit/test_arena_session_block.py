@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tierd.arena.session_block import SessionBlock, SessionBlockReader
+from tierd.errors import ArenaError, LimitExceeded
+
+ENTRIES = 11
+
+
+@pytest.fixture
+def reader():
+    made = SessionBlockReader.create(ENTRIES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def block(reader):
+    made = SessionBlock.attach(reader.fd, ENTRIES)
+    yield made
+    made.close()
+
+
+def test_the_daemon_reads_what_the_node_notes(reader, block):
+    block.begin_step(7)
+    block.note_use(3, 7)
+    block.note_use(3, 7)
+    block.note_use(10, 7)
+    block.expect[4] = 200
+    assert reader.step() == 7
+    assert reader.uses().tolist() == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]
+    assert reader.last_step(10) == 7
+    assert reader.last_steps()[3] == 7
+    assert reader.used_at(3, 7)
+    assert not reader.used_at(3, 8)
+    assert not reader.used_at(0, 0), "an expert never used was not used in step 0 either"
+    assert reader.expect()[4] == 200
+    assert reader.refused == 0
+
+
+def test_uses_are_taken_once(reader, block):
+    block.note_use(2, 1)
+    block.note_use(5, 1)
+    block.note_use(5, 2)
+    experts, counts = reader.take_uses()
+    assert (experts.tolist(), counts.tolist()) == ([2, 5], [1, 2])
+    assert reader.take_uses()[0].size == 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(uses=st.lists(st.integers(0, ENTRIES - 1), max_size=60), looks=st.sets(st.integers(0, 59)))
+def test_the_sum_of_what_is_taken_is_the_sum_of_uses_whenever_the_daemon_looks(reader, block, uses, looks):
+    reader.take_uses()
+    total = np.zeros(ENTRIES, dtype=np.int64)
+    for n, expert in enumerate(uses):
+        block.note_use(expert, n)
+        if n in looks:
+            experts, counts = reader.take_uses()
+            total[experts] += counts
+    experts, counts = reader.take_uses()
+    total[experts] += counts
+    assert total.tolist() == np.bincount(uses, minlength=ENTRIES).tolist()
+
+
+def test_counters_and_steps_wrap(reader, block):
+    block.uses[0] = 2**32 - 1
+    reader.take_uses()
+    block.note_use(0, 2**32 + 5)
+    block.note_use(0, 2**32 + 6)
+    experts, counts = reader.take_uses()
+    assert (experts.tolist(), counts.tolist()) == ([0], [2])
+    assert reader.last_step(0) == 6
+    assert reader.used_at(0, 2**32 + 6)
+
+
+def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
+    block.begin_step(50)
+    assert reader.step() == 50
+    block.begin_step(49)
+    assert reader.step() == 50
+    block.begin_step(2**64 - 1)
+    assert reader.step() == 50
+    block.note_use(1, 50)
+    block.uses[2] = 2**31
+    experts, counts = reader.take_uses()
+    assert (experts.tolist(), counts.tolist()) == ([1], [1])
+    assert reader.refused == 3
+
+
+def test_snapshots_do_not_change_under_the_daemon(reader, block):
+    uses, expect, last = reader.uses(), reader.expect(), reader.last_steps()
+    block.note_use(0, 9)
+    block.expect[0] = 1
+    assert (uses[0], expect[0], last[0]) == (0, 0, 0)
+
+
+def test_a_node_cannot_change_the_size_of_its_block(reader):
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(reader.fd, size)
+
+
+def test_arrays_do_not_overlap(reader, block):
+    block.uses[:] = 0xFFFFFFFF
+    block.last_step[:] = 0x11111111
+    block.expect[:] = 0x22
+    block.begin_step(3)
+    assert set(reader.uses().tolist()) == {0xFFFFFFFF}
+    assert set(reader.last_steps().tolist()) == {0x11111111}
+    assert set(reader.expect().tolist()) == {0x22}
+    assert reader.step() == 3
+
+
+def test_a_block_for_another_number_of_experts_is_refused(reader):
+    with pytest.raises(ArenaError, match="too few for 5000 experts"):
+        SessionBlock.attach(reader.fd, 5000)
+    with pytest.raises(ArenaError, match="not a session block"):
+        SessionBlock.attach(reader.fd, ENTRIES - 1)
+
+
+@pytest.mark.parametrize("entries", [0, (1 << 22) + 1])
+def test_impossible_sizes_are_refused(entries):
+    with pytest.raises(LimitExceeded):
+        SessionBlockReader.create(entries)
+
+
+def test_arrays_held_after_close_stay_usable(reader):
+    block = SessionBlock.attach(reader.fd, ENTRIES)
+    uses = block.uses
+    block.note_use(6, 1)
+    block.close()
+    assert uses[6] == 1
