@@ -1,0 +1,1 @@
+"""The commands of `compute-node`, one file each."""

@@ -1,0 +1,86 @@
+"""`compute-node check-oracle`: is this model, through tierd, the one that transformers computes?"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from compute_node.commands import options
+from compute_node.commands.opening import Opened, open_store
+from compute_node.engine.oracle import TOLERANCE, OracleReference, OracleResult, compare, read_reference
+from tierd.checkpoint.convert import convert
+
+__all__ = ["check_oracle", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("check-oracle")(check_oracle)
+
+
+def check_oracle(
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json, weights and ref.npz (make_oracles.py).")],
+    threads: options.Threads = None,
+    in_process: options.InProcessFlag = None,
+    arena: options.Arena = "25%",
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Convert a tiny checkpoint, run it with few experts in RAM, and compare with the reference beside it.
+
+    Exit code 0 if logits are within 1e-4 of scale and every greedy token and route is exact, else 1.
+    """
+    reference = read_reference(folder / "ref.npz")
+    settings = options.load_settings(None, threads=threads, in_process=in_process, arena=arena)
+    with tempfile.TemporaryDirectory(prefix="check-oracle-") as scratch:
+        store = Path(scratch) / "store"
+        convert(folder, store, experts="f32", dense="f32")
+        with open_store(str(store), settings, name="check-oracle") as opened:
+            content = _describe(opened, reference, compare(opened.model, reference))
+    if as_json:
+        sys.stdout.write(json.dumps(content) + "\n")
+    else:
+        _show(content)
+    if not content["passed"]:
+        raise typer.Exit(1)
+
+
+def _describe(opened: Opened, reference: OracleReference, result: OracleResult) -> dict[str, Any]:
+    stats = opened.source.stats
+    return {
+        "family": opened.model.model_type,
+        "passed": result.passed,
+        "max_logit_error": result.max_logit_error,
+        "tolerance": TOLERANCE,
+        "logit_scale": reference.scale,
+        "greedy_match": result.greedy_equal == len(reference.greedy),
+        "greedy_equal": f"{result.greedy_equal}/{len(reference.greedy)}",
+        "greedy": result.greedy,
+        "routes_equal": result.routes_equal,
+        "max_route_weight_error": result.max_route_weight_error,
+        "unique_experts": opened.model.experts_chosen,
+        "hits": stats.outcomes["hit"],
+        "misses": stats.outcomes["miss"],
+        "joined": stats.outcomes["joined"],
+        "kernel_path": opened.kernel_path,
+        "threads": opened.model.threads,
+    }
+
+
+def _show(content: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    mark = "✓" if content["passed"] else "✗"
+    for line in (
+        f"{mark} {content['family']}",
+        f"  largest logit error   {content['max_logit_error']:.1e} (at most {content['tolerance']:.0e})",
+        f"  greedy tokens         {content['greedy_equal']} equal",
+        f"  routes                {'all equal' if content['routes_equal'] else 'differ'}",
+        f"  experts               {content['unique_experts']:,} asked, {content['misses']:,} read",
+    ):
+        console.print(line, markup=False, soft_wrap=True)

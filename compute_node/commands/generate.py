@@ -1,0 +1,143 @@
+"""`compute-node generate`: continue a text, once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from compute_node.commands import options
+from compute_node.commands.opening import Opened, open_store
+from compute_node.commands.report import AnswerReport, snapshot
+from compute_node.engine.generate import Finished, GenerationParams
+from tierd.errors import UsageError
+
+__all__ = ["generate", "register"]
+
+_MAX_PROMPT_BYTES = 16 << 20
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("generate")(generate)
+
+
+def generate(
+    store: options.Store,
+    *,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", envvar="TIERD_NODE_PROMPT", help="Text to continue.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="File with the text to continue.")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string. Repeatable.")] = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.Penalty = None,
+    seed: options.Seed = None,
+    threads: options.Threads = None,
+    context: options.Context = None,
+    in_process: options.InProcessFlag = None,
+    arena: options.Arena = None,
+    config: options.Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
+) -> None:
+    """Continue a text; it comes from -p, -f or standard input. Statistics follow on standard error."""
+    settings = options.load_settings(
+        config,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        threads=threads,
+        context=context,
+        in_process=in_process,
+        arena=arena,
+    )
+    stops = [options.unicode_text(item, option="--stop") for item in stop or []]
+    params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)
+    text = _prompt(prompt, file)
+    console = Console(stderr=True, highlight=False)
+    with open_store(store, settings, name="generate", console=console) as opened:
+        if not (as_json or events):
+            console.print(opened.headline(), style="dim", markup=False, soft_wrap=True)
+        report = _answer(opened, text, params, stream=not (as_json or events), events=events)
+    if as_json:
+        _line(report.as_object())
+    elif events:
+        _line({"event": "done"} | report.as_object())
+    else:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        for line in report.lines():
+            console.print(f"  {line}", style="dim", markup=False, soft_wrap=True)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    """The text to continue, as UTF-8 wherever it comes from."""
+    if prompt is not None and file is not None:
+        raise UsageError("give either -p or -f, not both")
+    if prompt is not None:
+        return options.unicode_text(prompt, option="-p")
+    name = "standard input" if file is None else str(file)
+    try:
+        if file is None:
+            data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+        else:
+            with file.open("rb") as content:
+                data = content.read(_MAX_PROMPT_BYTES + 1)
+        if len(data) > _MAX_PROMPT_BYTES:
+            raise UsageError(f"{name}: a prompt of more than {_MAX_PROMPT_BYTES} bytes is refused")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8: byte {error.start}") from None
+
+
+def _answer(opened: Opened, text: str, params: GenerationParams, *, stream: bool, events: bool) -> AnswerReport:
+    if opened.tokenizer is None:
+        raise UsageError("this store has no tokenizer.json, so it cannot continue text")
+    prompt = opened.tokenizer.encode(text)
+    before = snapshot(opened.source.stats)
+    generation = opened.generator.generate(prompt, params)
+    if events:
+        _line(
+            {
+                "event": "start",
+                "family": opened.model.config.family,
+                "prompt_tokens": len(prompt),
+                "context": opened.model.context,
+                "threads": opened.model.threads,
+                "fingerprint": opened.source.store.fingerprint,
+            }
+        )
+    pieces: list[str] = []
+    finished: Finished | None = None
+    for event in generation:
+        pieces.append(event.text)
+        if stream and event.text:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+        if isinstance(event, Finished):
+            finished = event
+        elif events:
+            _line({"event": "token", "id": event.token_id, "text": event.text, "seconds": event.seconds})
+    assert finished is not None
+    return AnswerReport(opened, before, finished, "".join(pieces), seed=params.sampling.seed)
+
+
+def _line(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+    sys.stdout.flush()

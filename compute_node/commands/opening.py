@@ -1,0 +1,82 @@
+"""Opens what a command's STORE names: an expert source, the model on it, and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from compute_node.commands.options import model_options
+from compute_node.engine.generate import Generator
+from compute_node.engine.kernel_path import kernel_path
+from compute_node.engine.model import NUMERICS, Model
+from compute_node.settings import NodeSettings
+from compute_node.text.tokenizer import Tokenizer
+from tierd.client.in_process import InProcess
+from tierd.client.source import ExpertSource
+
+__all__ = ["Opened", "open_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store that is ready to generate.
+
+    Attributes:
+        source: where the experts come from.
+        model: loaded on it.
+        tokenizer: of the store; None if it has none.
+        generator: over both.
+        kernel_path: name of the machine code that computes.
+    """
+
+    source: ExpertSource
+    model: Model
+    tokenizer: Tokenizer | None
+    generator: Generator
+    kernel_path: str
+
+    def headline(self) -> str:
+        """One line that says what is running."""
+        manifest, config = self.source.store.manifest, self.model.config
+        layers = manifest.geometry.layers
+        return (
+            f"{config.family} · {config.layers} layers, {len(layers)} with {config.experts} experts, "
+            f"top-{config.top_k}, {manifest.expert_format} · {NUMERICS} · {self.model.threads} threads "
+            f"({self.kernel_path})"
+        )
+
+
+@contextmanager
+def open_store(store: str, settings: NodeSettings, *, name: str, console: Console | None = None) -> Iterator[Opened]:
+    """Opens STORE and loads its dense weights; closes everything, a private daemon included, at the end.
+
+    Args:
+        store: a directory, `unix:PATH`, or `host:port`.
+        settings: threads, context, arena, in-process.
+        name: of this node, for the daemon's logs.
+        console: shows on a terminal that something is being loaded.
+
+    Raises:
+        TierdError: of the store, the daemon, or the model.
+    """
+    path = kernel_path()
+    with closing(_open_source(store, settings, name=name, path=path)) as source:
+        if console is not None and console.is_terminal:
+            with console.status(f"loading {source.store.manifest.dense_bytes / 1e9:.2f} GB of dense weights"):
+                model = Model(source, model_options(settings))
+        else:
+            model = Model(source, model_options(settings))
+        with model:
+            tokenizer = Tokenizer.from_store(source.store)
+            yield Opened(source, model, tokenizer, Generator(model, tokenizer), path)
+
+
+def _open_source(store: str, settings: NodeSettings, *, name: str, path: str) -> ExpertSource:
+    if settings.in_process:
+        return InProcess.open(store, arena=settings.arena)
+    from tierd.client.open import open_source  # noqa: PLC0415 - gRPC takes 0.3 s to load and is not needed above
+
+    return open_source(store, in_process=False, arena=settings.arena, name=name, numerics=NUMERICS, kernel_path=path)

@@ -1,0 +1,90 @@
+"""Options that several commands share, and what they become."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from compute_node.engine.generate import GenerationParams
+from compute_node.engine.model import ModelOptions
+from compute_node.engine.sampler import Sampling
+from compute_node.settings import NodeSettings
+from tierd.errors import UsageError
+
+__all__ = [
+    "Arena",
+    "Config",
+    "Context",
+    "InProcessFlag",
+    "MaxTokens",
+    "MinP",
+    "Penalty",
+    "Seed",
+    "Store",
+    "Temperature",
+    "Threads",
+    "TopK",
+    "TopP",
+    "generation_params",
+    "load_settings",
+    "model_options",
+    "unicode_text",
+]
+
+Store = Annotated[str, typer.Argument(help="Directory of a store, unix:PATH, or HOST:PORT of a daemon.")]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file; its [node] table gives defaults.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
+Context = Annotated[int | None, typer.Option("--context", help="Most tokens of a conversation.")]
+InProcessFlag = Annotated[
+    bool | None, typer.Option("--in-process/--no-in-process", help="Read the store without a daemon.")
+]
+Arena = Annotated[str | None, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of the model's experts.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Draw among the likeliest that reach this probability.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Leave out what is less likely than this, by the best.")]
+Penalty = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1: avoid tokens seen before.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same draws.")]
+
+
+def load_settings(config: Path | None, **flags: Any) -> NodeSettings:
+    """Settings in force; flags that are None were not given."""
+    return NodeSettings.load(config=config, table="node", flags=flags)
+
+
+def model_options(settings: NodeSettings) -> ModelOptions:
+    """How the model is run."""
+    return ModelOptions(context=settings.context, threads=settings.threads, rows=settings.rows)
+
+
+def generation_params(settings: NodeSettings, *, stop: list[str], ignore_eos: bool) -> GenerationParams:
+    """What to generate; draws a seed if none was given."""
+    return GenerationParams(
+        max_tokens=settings.max_tokens,
+        sampling=Sampling(
+            repetition_penalty=settings.repetition_penalty,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            seed=secrets.randbits(63) if settings.seed is None else settings.seed,
+        ),
+        stop=tuple(stop),
+        ignore_eos=ignore_eos,
+    )
+
+
+def unicode_text(argument: str, *, option: str) -> str:
+    """A command line argument as UTF-8, whatever the locale made of its bytes; UsageError if it is not UTF-8."""
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{option} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from None
+    except UnicodeEncodeError:
+        # The locale's encoding cannot hold it, so it did not come through that locale: it is text already.
+        return argument

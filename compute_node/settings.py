@@ -1,0 +1,46 @@
+"""Settings of a compute node: flag over environment (`TIERD_NODE_…`) over a TOML file's `[node]` over default."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tierd.settings import LayeredSettings
+
+__all__ = ["NodeSettings"]
+
+
+class NodeSettings(LayeredSettings):
+    """What the commands of `compute-node` share.
+
+    Attributes:
+        threads: native threads; None: the cores that the process may use.
+        context: most tokens of a conversation; None: what the checkpoint was made for, at most 4096.
+        rows: tokens of a prompt that are computed in one step.
+        in_process: read the store without a daemon.
+        arena: RAM for experts of a private daemon or of the process itself, as bytes or a share of all experts.
+        max_tokens: most tokens of an answer.
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        top_p: 1 is off.
+        min_p: 0 is off.
+        repetition_penalty: 1 is off.
+        seed: of the draws; None: a new one each time, which is shown.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="TIERD_NODE_", extra="forbid", frozen=True)
+
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    context: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    rows: Annotated[int, Field(ge=1, le=4096)] = 64
+    in_process: bool = False
+    arena: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    top_k: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
