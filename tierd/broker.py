@@ -71,27 +71,42 @@ class ResidentMemory(Protocol):
 
     slots: int
 
+    @property
+    def granted(self) -> int:
+        """Ready slots with at least one grant."""
+
     def take(self) -> int | None:
-        """A free slot, now filling; None if there is none."""
+        """A free slot; None if there is none."""
 
     def view(self, slot: int, nbytes: int) -> memoryview:
         """The writable memory of a filling slot."""
 
-    def publish(self, slot: int, expert: int) -> int:
-        """The filling slot holds `expert`, verified: make it visible, and return its table word."""
+    def fill(self, slot: int, expert: int) -> None:
+        """A read of `expert` into the free slot begins."""
+
+    def publish(self, slot: int) -> int:
+        """The filling slot holds its expert, verified: make it visible, and return its table word."""
 
     def unpublish(self, slots: Sequence[int]) -> None:
-        """The ready slots leave the table, fenced; they are filling when this returns."""
+        """The ready, ungranted slots leave the table, behind one fence; they are the caller's free slots then."""
 
     def give_back(self, slot: int) -> None:
         """The filling slot was not filled and is free again; its last system call has returned."""
 
+    def grant(self, slot: int) -> None:
+        """One more session reads the ready slot."""
 
-@dataclass(slots=True, eq=False)
+    def ungrant(self, slot: int) -> None:
+        """One session less reads it."""
+
+    def grants(self, slot: int) -> int:
+        """How many sessions read it."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Resident:
     slot: int
     word: int
-    grants: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -153,11 +168,10 @@ class Broker:
         self._resident: dict[int, _Resident] = {}
         self._reading: dict[int, _Reading] = {}
         self._queue: deque[_Acquire] = deque()
-        self._granted = 0  # resident experts with at least one grant
 
     def __repr__(self) -> str:
         return (
-            f"<Broker {len(self._resident)}/{self._memory.slots} resident, {self._granted} granted, "
+            f"<Broker {len(self._resident)}/{self._memory.slots} resident, {self._memory.granted} granted, "
             f"{len(self._reading)} reading, {len(self._queue)} queued, {len(self._sessions)} sessions>"
         )
 
@@ -239,11 +253,6 @@ class Broker:
         return list(self._sessions)
 
     @property
-    def granted(self) -> int:
-        """Resident experts that at least one session holds."""
-        return self._granted
-
-    @property
     def queued(self) -> int:
         """Requests that wait for room."""
         return len(self._queue)
@@ -265,11 +274,12 @@ class Broker:
 
     def _fits(self, acquire: _Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
-        held = self._granted + len(self._reading)
+        held = self._memory.granted + len(self._reading)
         new = sum(
             1
             for flat in acquire.wanted
-            if flat not in self._reading and not ((r := self._resident.get(flat)) is not None and r.grants)
+            if flat not in self._reading
+            and not ((r := self._resident.get(flat)) is not None and self._memory.grants(r.slot))
         )
         return held + new <= self._memory.slots
 
@@ -295,6 +305,7 @@ class Broker:
         for flat, slot in zip(starting, self._make_room(len(starting)), strict=True):
             self._policy.inserted(flat)
             self._policy.used(flat)
+            self._memory.fill(slot, flat)
             self._reading[flat] = _Reading(slot, [acquire])
         for flat in starting:
             record = self._catalogue.record(flat)
@@ -305,7 +316,7 @@ class Broker:
         self._settle(acquire)
 
     def _make_room(self, count: int) -> list[int]:
-        """`count` filling slots: free ones first, then those of the policy's victims, behind one fence."""
+        """`count` free slots: unused ones first, then those of the policy's victims, behind one fence."""
         slots: list[int] = []
         victims: list[int] = []
         while len(slots) + len(victims) < count:
@@ -325,7 +336,7 @@ class Broker:
 
     def _evictable(self, flat: int) -> bool:
         resident = self._resident.get(flat)
-        return resident is not None and not resident.grants
+        return resident is not None and not self._memory.grants(resident.slot)
 
     # What the drive calls back.
 
@@ -338,7 +349,7 @@ class Broker:
             for acquire in reading.waiters:
                 self._refuse(acquire, [flat], reason, str(error), tell=True)
         else:
-            resident = _Resident(reading.slot, self._memory.publish(reading.slot, flat))
+            resident = _Resident(reading.slot, self._memory.publish(reading.slot))
             self._resident[flat] = resident
             for acquire in reading.waiters:
                 granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))
@@ -349,8 +360,7 @@ class Broker:
     # Grants and answers.
 
     def _grant(self, acquire: _Acquire, resident: _Resident, expert: int, outcome: Outcome) -> Granted:
-        self._granted += not resident.grants
-        resident.grants += 1
+        self._memory.grant(resident.slot)
         acquire.granted.append(resident)
         waited = self._clock.time() - acquire.asked_at
         self.stats.wait_seconds[outcome] += waited
@@ -400,8 +410,7 @@ class Broker:
             return
         self._refuse_rest(acquire, Reason.CANCELLED, why, tell=tell)
         for resident in acquire.granted:
-            resident.grants -= 1
-            self._granted -= not resident.grants
+            self._memory.ungrant(resident.slot)
         acquire.granted.clear()
 
     def _expire(self, acquire: _Acquire) -> None:

@@ -56,7 +56,7 @@ class LayeredSettings(BaseSettings):
         given = {name: value for name, value in flags.items() if value is not None}
         values: dict[str, Any] = {_FILE_KEY: from_file} | given
         try:
-            return cast(Any, cls)(**values)  # type: ignore[no-any-return]
+            return cast("Any", cls)(**values)  # type: ignore[no-any-return]
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])

@@ -10,7 +10,7 @@ from tierd.arena.fence import WriterFence
 from tierd.arena.memory import SharedPayload
 from tierd.arena.slots import SlotCounts, SlotTable
 from tierd.arena.table import ABSENT, MAX_SLOTS, ResidencyTable
-from tierd.errors import ArenaError, UsageError
+from tierd.errors import UsageError
 
 __all__ = ["Arena"]
 
@@ -55,19 +55,20 @@ class Arena:
             )
         payload = SharedPayload.create(slots * slot_bytes, directory)
         table = ResidencyTable.create(boot_id, slot_bytes=slot_bytes, slots=slots, entries=experts)
-        arena = cls(payload, table, slots=slots, slot_bytes=slot_bytes)
-        if not arena._fence.available:
-            payload.close()
-            table.close()
-            raise ArenaError(
-                "this kernel refuses membarrier, on which readers of shared memory rely",
-                hint="Allow the membarrier system call in the container's seccomp profile.",
-            )
         payload.start_prefault()
-        return arena
+        return cls(payload, table, slots=slots, slot_bytes=slot_bytes)
 
     def __repr__(self) -> str:
         return f"<Arena {self.slots} slots of {self.slot_bytes} bytes, {self._states!r}>"
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the kernel offers the fence that readers without grants need; with grants they can do without."""
+        return self._fence.available
+
+    def _full_fence(self) -> None:
+        if self._fence.available:
+            self._fence()
 
     @property
     def huge_page_bytes(self) -> int:
@@ -116,7 +117,7 @@ class Arena:
         """The filling slot holds its expert, verified: make it visible, and return its table word."""
         expert = self._states.expert(slot)
         word = self._states.landed(slot)
-        self._fence()
+        self._full_fence()
         assert expert is not None
         self._table.store(expert, word)
         return word
@@ -127,12 +128,13 @@ class Arena:
             expert = self._states.expert(slot)
             assert expert is not None
             self._table.store(expert, ABSENT)
-            self._states.retire(slot)
-        self._fence()
+        self._full_fence()
         for slot in slots:
+            self._states.retire(slot)
             self._states.free(slot)
-        taken = [self._states.take_free() for _ in slots]
-        assert sorted(slots) == sorted(s for s in taken if s is not None)
+        # The free list is last in, first out: these are the very slots that were freed.
+        for _ in slots:
+            self._states.take_free()
 
     def give_back(self, slot: int) -> None:
         """The filling slot was not filled and is free again; its last system call has returned."""

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from tierd.requests import Phase
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor
 
 __all__ = ["ExpertSource", "Phase", "SourceStats", "StoreView", "Use"]
-
-
-class Phase(Enum):
-    """What kind of step wants the experts."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 Use = Callable[[int, int], None]
@@ -59,8 +52,13 @@ class SourceStats:
 class StoreView(Protocol):
     """What a node reads once at start: geometry, text files, dense weights. All of it verified."""
 
-    manifest: Manifest
-    fingerprint: str
+    @property
+    def manifest(self) -> Manifest:
+        """Geometry, formats, and what else the store says of itself."""
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits over everything that decides a token."""
 
     def read_file(self, name: str) -> bytes:
         """A text file of the store (config.json, tokenizer.json, …); UsageError if the manifest does not list it."""
@@ -73,8 +71,11 @@ class StoreView(Protocol):
 class ExpertSource(Protocol):
     """Brings experts to the node's engine thread. Synchronous; one caller at a time."""
 
-    store: StoreView
     stats: SourceStats
+
+    @property
+    def store(self) -> StoreView:
+        """The store that the experts belong to."""
 
     def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
         """Call `use` for every expert of `experts`, in order of arrival, and return when all uses are certain.

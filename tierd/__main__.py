@@ -1,0 +1,5 @@
+"""`python -m tierd` is the `tierd` command."""
+
+from tierd.cli import main
+
+main()

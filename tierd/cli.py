@@ -1,0 +1,49 @@
+"""The `tierd` command. Exit codes: 0 done, 1 a problem found, 2 wrong use or refused input."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tierd import __version__
+from tierd.commands import serve, stats
+from tierd.errors import TierdError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Keep the experts of Mixture-of-Experts models on tiers, and serve them to compute nodes."""
+    if version:
+        print(f"tierd {__version__}")
+        raise typer.Exit
+
+
+for command in (serve, stats):
+    command.register(app)
+
+
+def main() -> None:
+    """Run the command line; errors become one message and an exit code."""
+    try:
+        app(prog_name="tierd")
+    except TierdError as error:
+        print(f"tierd: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

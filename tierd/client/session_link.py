@@ -1,0 +1,120 @@
+"""The node's end of a session's stream. All of it runs on the loop; only `inbox` is read by another thread."""
+
+from __future__ import annotations
+
+import asyncio
+from queue import SimpleQueue
+from typing import TypeAlias
+
+import grpc.aio
+
+from tierd.addresses import Address
+from tierd.api import session_pb2 as pb
+from tierd.api import session_pb2_grpc
+from tierd.errors import DaemonUnavailable, TierdError
+from tierd.rpc import CHANNEL_OPTIONS, PROTOCOL, error_of, read_safely
+
+__all__ = ["Inbox", "SessionLink"]
+
+Inbox: TypeAlias = SimpleQueue[pb.Notice | TierdError]
+"""Answers in order; an error is the last thing that comes: the stream has ended."""
+
+# A node that computes for longer than this without asking again gives its grants back.
+_IDLE_RELEASE_SECONDS = 0.01
+
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.OpenSessionRequest, pb.OpenSessionResponse]"
+
+
+class SessionLink:
+    """One session: a channel, its stream, and the tasks that read and write it."""
+
+    def __init__(self, channel: grpc.aio.Channel, call: _Call, welcome: pb.Welcome, peer: str) -> None:
+        self.welcome = welcome
+        self.inbox: Inbox = SimpleQueue()
+        self._channel = channel
+        self._call = call
+        self._peer = peer
+        self._outgoing: asyncio.Queue[pb.OpenSessionRequest] = asyncio.Queue()
+        self._idle: asyncio.TimerHandle | None = None
+        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
+
+    @classmethod
+    async def open(cls, address: Address, hello: pb.Hello, *, seconds: float) -> SessionLink:
+        """Connect, say hello, and take the welcome.
+
+        Raises:
+            DaemonUnavailable: nobody answers.
+            SessionRefused: the daemon serves another store, or speaks another protocol.
+            LimitExceeded: the daemon is full.
+        """
+        channel = grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+        try:
+            async with asyncio.timeout(seconds):
+                call, welcome = await _greet(channel, hello, str(address))
+        except grpc.aio.AioRpcError as error:
+            await channel.close()
+            raise error_of(error, str(address)) from error
+        except (TimeoutError, asyncio.InvalidStateError) as error:
+            await channel.close()
+            raise DaemonUnavailable(f"{address} did not answer within {seconds:g} s") from error
+        except BaseException:
+            await channel.close()
+            raise
+        return cls(channel, call, welcome, str(address))
+
+    def send(self, message: pb.OpenSessionRequest) -> None:
+        """Queue a message for the daemon."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._outgoing.put_nowait(message)
+
+    def release_when_idle(self, acquire_id: int) -> None:
+        """Give the acquire's grants back soon, unless the next acquire does so first."""
+        release = pb.OpenSessionRequest(release=pb.Release(acquire_id=acquire_id))
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_RELEASE_SECONDS, self._outgoing.put_nowait, release)
+
+    async def close(self) -> None:
+        """End the session; harmless when it has ended."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    async def _read(self) -> None:
+        message: object
+        try:
+            while True:
+                message = await read_safely(self._call)
+                if not isinstance(message, pb.OpenSessionResponse):
+                    self.inbox.put(DaemonUnavailable(f"{self._peer} ended the session"))
+                    return
+                if message.WhichOneof("message") == "notice":
+                    self.inbox.put(message.notice)
+        except grpc.aio.AioRpcError as error:
+            self.inbox.put(error_of(error, self._peer))
+        except asyncio.CancelledError:
+            self.inbox.put(DaemonUnavailable(f"the session with {self._peer} was closed"))
+            raise
+
+    async def _write(self) -> None:
+        while True:
+            message = await self._outgoing.get()
+            try:
+                await self._call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # the reader reports why the stream ended
+
+
+async def _greet(channel: grpc.aio.Channel, hello: pb.Hello, peer: str) -> tuple[_Call, pb.Welcome]:
+    call = session_pb2_grpc.SessionServiceStub(channel).OpenSession()
+    await call.write(pb.OpenSessionRequest(hello=hello))
+    answer: object = await read_safely(call)
+    if not isinstance(answer, pb.OpenSessionResponse) or answer.WhichOneof("message") != "welcome":
+        raise DaemonUnavailable(f"{peer} closed the session before its welcome")
+    if answer.welcome.protocol != PROTOCOL:
+        raise DaemonUnavailable(f"{peer} speaks protocol {answer.welcome.protocol}, this node {PROTOCOL}")
+    return call, answer.welcome

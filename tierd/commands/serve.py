@@ -1,0 +1,103 @@
+"""`tierd serve STORE`: run the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from tierd.observe.logs import configure_logs
+from tierd.service.daemon import Daemon, Running
+from tierd.settings import ServeSettings
+from tierd.sizes import format_bytes
+from tierd.store.store import ExpertStore
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(serve)
+
+
+def serve(
+    store: Annotated[Path, typer.Argument(help="Directory of a converted store.", show_default=False)],
+    *,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Where nodes connect: unix:PATH or a loopback HOST:PORT. Default: a socket per store."),
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(help="Where /metrics and health answer, or `off`. Default: 127.0.0.1:9480.")
+    ] = None,
+    arena: Annotated[
+        str | None, typer.Option(help="RAM for expert bytes: 96GiB, or 25% of the model's experts. Default: 25%.")
+    ] = None,
+    arena_dir: Annotated[
+        Path | None, typer.Option(help="tmpfs directory for the arena. Default: anonymous shared memory.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Who leaves RAM. Default: lru.")] = None,
+    drive_threads: Annotated[int | None, typer.Option(help="Reads in flight per drive. Default: 4.")] = None,
+    deadline_seconds: Annotated[
+        float | None, typer.Option(help="Bound on an answer where the node names none. Default: 60.")
+    ] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="Bound on a graceful stop. Default: 10.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Compute nodes at once. Default: 64.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; its table `serve` holds these settings.")] = None,
+) -> None:
+    """Serve a store's experts to compute nodes on this host.
+
+    Every option can also be given as TIERD_OPTION in the environment, or in the table `serve` of the file given by --config.
+    """
+    settings = ServeSettings.load(
+        config=config,
+        table="serve",
+        flags={
+            "listen": listen,
+            "http": http,
+            "arena": arena,
+            "arena_dir": arena_dir,
+            "policy": policy,
+            "drive_threads": drive_threads,
+            "deadline_seconds": deadline_seconds,
+            "drain_seconds": drain_seconds,
+            "max_sessions": max_sessions,
+            "log_level": log_level,
+        },
+    )
+    configure_logs(settings.log_level)
+    opened = ExpertStore.open(store)
+    uvloop.run(_serve(opened, settings))
+
+
+async def _serve(store: ExpertStore, settings: ServeSettings) -> None:
+    daemon = Daemon(store, settings)
+    try:
+        running = await daemon.startup()
+        print(_greeting(store, running), flush=True)
+        await daemon.wait()
+    finally:
+        await asyncio.shield(daemon.shutdown())
+
+
+def _greeting(store: ExpertStore, running: Running) -> str:
+    geometry, manifest = store.geometry, store.manifest
+    experts = geometry.experts_total
+    whole = format_bytes(experts * geometry.slot_bytes)
+    share = running.slots / experts
+    lines = [
+        (
+            f"store {store.path.name} · {manifest.model_type or 'synthetic'} · {len(geometry.layers)} layers, "
+            f"{experts} experts, {manifest.expert_format} · {whole} of experts"
+        ),
+        (
+            f"arena {format_bytes(running.arena_bytes)} ({share:.0%}), {running.slots} slots · "
+            f"drive {'direct' if running.direct else 'buffered'}"
+        ),
+        f"listening on {running.address}" + (f" · {running.http_url}/metrics" if running.http_url else ""),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What operators see of the daemon: metrics and health over HTTP."""

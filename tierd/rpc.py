@@ -1,0 +1,133 @@
+"""What both ends of the gRPC contract share: version, limits, keepalive, safe reads, and errors as status codes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from tierd.errors import (
+    ChecksumMismatch,
+    DaemonUnavailable,
+    DataLoss,
+    DeadlineExceeded,
+    DriveError,
+    LimitExceeded,
+    SessionRefused,
+    StoreDamaged,
+    TierdError,
+    UsageError,
+)
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "CHUNK_BYTES",
+    "MAX_NAME_LENGTH",
+    "PROTOCOL",
+    "SERVER_OPTIONS",
+    "error_of",
+    "read_safely",
+    "status_of",
+]
+
+PROTOCOL = 1
+"""Version of proto/tierd/v1."""
+
+CHUNK_BYTES = 1 << 20
+"""Bulk bytes travel in chunks of 1 MiB, the fastest size on loopback."""
+
+MAX_NAME_LENGTH = 64
+
+_MAX_MESSAGE_BYTES = 4 << 20
+# A silent peer is noticed within the sum of the two. The server must permit the client's pings.
+_KEEPALIVE_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+
+CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+]
+
+SERVER_OPTIONS: list[tuple[str, int | str]] = [
+    # Clients send control messages only; an acquire of every expert of a layer is a few kilobytes.
+    ("grpc.max_receive_message_length", 256 << 10),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.so_reuseport", 0),
+]
+
+_Message_co = TypeVar("_Message_co", covariant=True)
+
+
+class _Reader(Protocol[_Message_co]):
+    async def read(self) -> _Message_co: ...
+
+    def cancel(self) -> bool: ...
+
+
+async def read_safely(call: _Reader[_Message_co]) -> _Message_co:
+    """The next message of a client call, safe to cancel.
+
+    In every grpcio that was tried, cancelling a task that awaits `call.read()` leaks the message being received. Here
+    the pending read is shielded; on cancellation the call itself is cancelled and the read drained.
+    """
+    pending = asyncio.ensure_future(call.read())
+    try:
+        return await asyncio.shield(pending)
+    except asyncio.CancelledError:
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            await pending
+        raise
+
+
+_STATUS: list[tuple[type[TierdError], grpc.StatusCode]] = [
+    (ChecksumMismatch, grpc.StatusCode.DATA_LOSS),
+    (DataLoss, grpc.StatusCode.DATA_LOSS),
+    (StoreDamaged, grpc.StatusCode.DATA_LOSS),
+    (DriveError, grpc.StatusCode.UNAVAILABLE),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (DaemonUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (LimitExceeded, grpc.StatusCode.INVALID_ARGUMENT),
+    (SessionRefused, grpc.StatusCode.FAILED_PRECONDITION),
+    (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+]
+
+
+def status_of(error: TierdError) -> grpc.StatusCode:
+    """The status code under which an error crosses the wire."""
+    for kind, code in _STATUS:
+        if isinstance(error, kind):
+            return code
+    return grpc.StatusCode.INTERNAL
+
+
+def error_of(error: grpc.aio.AioRpcError, peer: str) -> TierdError:
+    """The error that a status code of `peer` stands for on this side."""
+    detail = error.details() or error.code().name
+    match error.code():
+        case grpc.StatusCode.DATA_LOSS:
+            return DataLoss(detail)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"{peer}: {detail}")
+        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return LimitExceeded(f"{peer} refused: {detail}")
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.UNIMPLEMENTED:
+            return SessionRefused(f"{peer} refused: {detail}")
+        case _:
+            return DaemonUnavailable(f"no answer from {peer}: {detail}")

@@ -1,0 +1,1 @@
+"""The daemon's gRPC side: sessions, reading the store from afar, administration."""

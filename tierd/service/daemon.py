@@ -1,0 +1,272 @@
+"""The daemon: parts made in order, served until a signal, stopped in reverse order within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from tierd.addresses import Address, default_socket, parse_address, runtime_directory
+from tierd.api import admin_pb2, admin_pb2_grpc, session_pb2_grpc, store_pb2_grpc
+from tierd.arena.arena import Arena
+from tierd.broker import Broker
+from tierd.devices.files import FileDevice
+from tierd.errors import UsageError
+from tierd.observe.http import HttpServer, make_app
+from tierd.observe.metrics import DaemonMetrics
+from tierd.policy.policies import make_policy
+from tierd.rpc import SERVER_OPTIONS
+from tierd.service.admin_service import AdminService
+from tierd.service.attaching import ArenaAttacher
+from tierd.service.catalogue import StoreCatalogue
+from tierd.service.listening import Listener, check_local
+from tierd.service.record_reader import RecordReader
+from tierd.service.session import SessionService
+from tierd.service.statistics import statistics
+from tierd.service.store_service import StoreService
+from tierd.settings import ServeSettings
+from tierd.sizes import parse_share
+from tierd.store.store import ExpertStore
+
+__all__ = ["RAM_TIER", "Daemon", "Running"]
+
+_log = structlog.get_logger()
+
+RAM_TIER = "ram"
+DRIVE_TIER = "nvme"
+
+_LAG_SECONDS = 0.5
+_LAST_READS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a started daemon says of itself."""
+
+    address: Address
+    http_url: str
+    arena_bytes: int
+    slots: int
+    slot_bytes: int
+    direct: bool
+
+
+class Daemon:
+    """One store, served. `startup`, then `wait`, then `shutdown`; `stop` may be called at any moment."""
+
+    def __init__(self, store: ExpertStore, settings: ServeSettings) -> None:
+        geometry = store.geometry
+        self._store = store
+        self._settings = settings
+        self._boot_id = secrets.token_bytes(16)
+        self._address = (
+            parse_address(settings.listen, option="--listen") if settings.listen else default_socket(store.path)
+        )
+        check_local(self._address, option="--listen")
+        self._http_address = None if settings.http == "off" else parse_address(settings.http, option="--http")
+        if self._http_address is not None:
+            if self._http_address.path is not None:
+                raise UsageError("--http: a browser needs HOST:PORT, not a Unix socket")
+            check_local(self._http_address, option="--http")
+        self._arena_bytes = parse_share(
+            settings.arena, whole=geometry.experts_total * geometry.slot_bytes, option="--arena"
+        )
+        self._policy = make_policy(settings.policy)
+        self._stopping = asyncio.Event()
+        self._drain_seconds = settings.drain_seconds
+        self._started = time.monotonic()
+        self._closers: list[Callable[[], object]] = []
+        self._ready = False
+
+    async def startup(self) -> Running:
+        """Make every part and begin to serve.
+
+        Raises:
+            UsageError: an option cannot be met.
+            ArenaError: the shared memory cannot be had.
+            DriveError: a shard cannot be opened.
+        """
+        try:
+            return await self._startup()
+        except BaseException:
+            await self.shutdown()
+            raise
+
+    async def _startup(self) -> Running:
+        store, settings, loop = self._store, self._settings, asyncio.get_running_loop()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        listener = Listener.bind(server, self._address)
+        self._closers.append(listener.close)
+        self._arena = arena = Arena.create(
+            arena_bytes=self._arena_bytes,
+            slot_bytes=store.geometry.slot_bytes,
+            experts=store.geometry.experts_total,
+            boot_id=self._boot_id,
+            directory=settings.arena_dir,
+        )
+        self._closers.append(arena.close)
+        self._device = device = FileDevice(
+            DRIVE_TIER, store.shard_paths, loop.call_soon_threadsafe, threads=settings.drive_threads
+        )
+        self._closers.append(self._close_device)
+        self._metrics = metrics = DaemonMetrics(
+            fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
+        )
+        self._broker = broker = Broker(
+            catalogue=StoreCatalogue(store),
+            memory=arena,
+            policy=self._policy,
+            device=device,
+            clock=loop,
+            max_experts_per_acquire=_wave(arena.slots, store.geometry.top_k),
+            on_wait=metrics.waited,
+        )
+        attacher = ArenaAttacher(_attach_path(listener.address), arena, store.geometry.experts_total, self._node_died)
+        await attacher.start()
+        self._closers.append(attacher.close)
+        self._attacher = attacher
+        self._sessions = SessionService(
+            broker=broker,
+            attacher=attacher,
+            fingerprint=store.fingerprint,
+            boot_id=self._boot_id.hex(),
+            tiers=[RAM_TIER, DRIVE_TIER],
+            drive_tier=1,
+            max_sessions=settings.max_sessions,
+            default_deadline=settings.deadline_seconds,
+        )
+        metrics.watch(broker, arena, device, lambda: len(self._sessions.sessions))
+        self._add_services(server)
+        await server.start()
+        self._closers.append(lambda: server.stop(1.0))
+        http_url = await self._start_http()
+        lag = asyncio.ensure_future(self._watch_lag())
+        self._closers.append(lag.cancel)
+        self._ready = True
+        return Running(
+            address=listener.address,
+            http_url=http_url,
+            arena_bytes=arena.slots * arena.slot_bytes,
+            slots=arena.slots,
+            slot_bytes=arena.slot_bytes,
+            direct=device.stats.direct,
+        )
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        store, arena = self._store, self._arena
+
+        def copy(word: int, layer: int, expert: int) -> bytes:
+            return bytes(arena.record(word, store.location(layer, expert).nbytes))
+
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
+        store_service = StoreService(
+            store,
+            RecordReader(self._broker, copy),
+            boot_id=self._boot_id.hex(),
+            tiers=[RAM_TIER, DRIVE_TIER],
+            slots=arena.slots,
+            default_deadline=self._settings.deadline_seconds,
+        )
+        store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.stats, self.stop), server)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+
+    async def _start_http(self) -> str:
+        if self._http_address is None:
+            return ""
+        http = HttpServer(make_app(self._metrics.text, self._is_ready), self._http_address)
+        serving = asyncio.ensure_future(http.serve())
+
+        async def stop() -> None:
+            http.stop()
+            await serving
+
+        self._closers.append(stop)
+        return http.url
+
+    async def wait(self) -> None:
+        """Serve until `stop` or a signal; then drain within the bound."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._stopping.wait()
+        self._ready = False
+        await self._health.enter_graceful_shutdown()
+        self._sessions.drain("the daemon was asked to stop")
+        deadline = loop.time() + self._drain_seconds
+        while self._broker.pending() and loop.time() < deadline:  # noqa: ASYNC110, the broker knows no asyncio
+            await asyncio.sleep(0.02)
+        if self._broker.pending():
+            _log.warning("stopping with requests unanswered", pending=self._broker.pending())
+
+    async def shutdown(self) -> None:
+        """Close everything that was opened, newest first; safe after a failed start."""
+        while self._closers:
+            closed = self._closers.pop()()
+            if asyncio.iscoroutine(closed):
+                await closed
+
+    async def _close_device(self) -> None:
+        """Let the last reads return before their memory goes."""
+        self._device.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LAST_READS_SECONDS
+        while self._device.stats.in_flight and loop.time() < deadline:  # noqa: ASYNC110, the drive knows no asyncio
+            await asyncio.sleep(0.001)
+
+    def stop(self, within: float | None = None) -> None:
+        """Ask for a graceful stop, within `within` seconds or the configured bound."""
+        if within is not None:
+            self._drain_seconds = min(within, self._settings.drain_seconds)
+        self._stopping.set()
+
+    def stats(self) -> admin_pb2.GetStatsResponse:
+        """The counters as they are now."""
+        return statistics(
+            boot_id=self._boot_id.hex(),
+            uptime_seconds=time.monotonic() - self._started,
+            broker=self._broker,
+            arena=self._arena,
+            device=self._device,
+            sessions=self._sessions.sessions.values(),
+            attached=self._attacher.attached,
+        )
+
+    def _node_died(self, session_id: int) -> None:
+        self._sessions.node_died(session_id)
+
+    def _is_ready(self) -> tuple[bool, str]:
+        return self._ready, "" if self._ready else "the daemon is starting or stopping"
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_SECONDS
+            await asyncio.sleep(_LAG_SECONDS)
+            self._metrics.lagged(max(0.0, loop.time() - due))
+
+
+def _wave(slots: int, top_k: int) -> int:
+    """How many experts an acquire may name: a whole token's at least, where they fit, else half of the arena.
+
+    Half, so that one node's prefill of whole layers does not turn everybody else's experts out with every wave.
+    """
+    return min(slots, max(top_k, slots // 2))
+
+
+def _attach_path(address: Address) -> Path:
+    """The attach socket lies beside the gRPC socket; for a TCP address, in the runtime folder under the port."""
+    if address.path is not None:
+        return address.path.with_name(address.path.name + ".attach")
+    return runtime_directory() / f"port-{address.port}.attach"

@@ -1,0 +1,89 @@
+"""Experts as bytes for clients without shared memory: granted, copied, released."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tierd.broker import Broker
+from tierd.errors import DataLoss, DeadlineExceeded, DriveError, TierdError
+from tierd.requests import AcquireRequest, Granted, Phase, Reason, Refused
+
+__all__ = ["RecordReader", "RecordSession"]
+
+_FIRST_SESSION_ID = 1 << 40
+"""Sessions of this kind are numbered apart from the nodes' own."""
+
+
+class RecordSession:
+    """One caller's place at the broker. It holds at most one grant, and only while the bytes are copied."""
+
+    def __init__(self, broker: Broker, session_id: int, copy: Callable[[int, int, int], bytes]) -> None:
+        self.id = session_id
+        self._broker = broker
+        self._copy = copy
+        self._acquires = 0
+        self._answer: asyncio.Future[Granted | Refused] | None = None
+
+    def answered(self, acquire_id: int, granted: list[Granted], refused: list[Refused]) -> None:
+        """The broker's answer to the one expert asked for."""
+        if acquire_id == self._acquires and self._answer is not None and not self._answer.done():
+            self._answer.set_result(granted[0] if granted else refused[0])
+
+    async def read(self, layer: int, expert: int, deadline: float) -> bytes:
+        """A copy of the record.
+
+        Args:
+            layer: model layer number.
+            expert: expert number in the layer.
+            deadline: moment on the loop's clock.
+
+        Raises:
+            LimitExceeded: no such layer or expert.
+            DataLoss: no good copy exists.
+            DriveError: the drive does not answer now.
+            DeadlineExceeded: it did not come in time.
+        """
+        loop = asyncio.get_running_loop()
+        self._acquires += 1
+        self._answer = loop.create_future()
+        request = AcquireRequest(self._acquires, layer, (expert,), Phase.DECODE, max(0.001, deadline - loop.time()))
+        self._broker.acquire(self.id, request)
+        answer = await self._answer
+        if isinstance(answer, Refused):
+            raise _error(answer)
+        try:
+            return self._copy(answer.word, layer, expert)
+        finally:
+            self._broker.release(self.id, self._acquires)
+
+
+class RecordReader:
+    """Gives each caller a session at the broker for as long as its call lives."""
+
+    def __init__(self, broker: Broker, copy: Callable[[int, int, int], bytes]) -> None:
+        self._broker = broker
+        self._copy = copy
+        self._next_id = _FIRST_SESSION_ID
+
+    @contextmanager
+    def session(self) -> Iterator[RecordSession]:
+        """A session that ends with the block, whatever happens in it."""
+        session = RecordSession(self._broker, self._next_id, self._copy)
+        self._next_id += 1
+        self._broker.open_session(session.id, session)
+        try:
+            yield session
+        finally:
+            self._broker.close_session(session.id)
+
+
+def _error(refused: Refused) -> TierdError:
+    match refused.reason:
+        case Reason.DATA_LOSS:
+            return DataLoss(refused.detail)
+        case Reason.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(refused.detail)
+        case _:
+            return DriveError(refused.detail)
