@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -58,6 +58,10 @@ class ConversionReport:
     bytes_per_weight: float
     resumed_shards: int
     freed: list[Path] = field(default_factory=list)
+
+    def to_table(self) -> dict[str, Any]:
+        """The report for machines."""
+        return {**asdict(self), "path": str(self.path), "freed": [str(path) for path in self.freed]}
 
 
 def convert(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tierd.store.geometry import Geometry
     from tierd.store.records import RecordLayout
 
-__all__ = ["DenseTensor", "ExpertStore", "RecordLocation"]
+__all__ = ["DenseTensor", "ExpertStore", "RecordLocation", "check_shard"]
 
 _DENSE_DTYPES: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype("<f4"), "bf16": np.dtype("<u2"), "i8": np.dtype("i1")}
 
@@ -82,6 +82,21 @@ class ExpertStore:
             UsageError: the path is no store (or one of another format version).
             StoreDamaged: a file is missing, short, long or changed; the file is named.
         """
+        store = cls.load(path)
+        for shard in (*store.manifest.shards, *store.manifest.dense_shards):
+            check_shard(store.path / shard.file, shard)
+        for file in store.manifest.files:
+            _check_size(store.path / file.name, file.bytes)
+        return store
+
+    @classmethod
+    def load(cls, path: Path | str) -> ExpertStore:
+        """Reads manifest and index and checks them against each other, but looks at no other file.
+
+        Raises:
+            UsageError: the path is no store (or one of another format version).
+            StoreDamaged: manifest or index is missing or changed.
+        """
         root = Path(path)
         if not root.is_dir():
             raise UsageError(f"{root} is not a directory", hint="Give the directory of a converted store.")
@@ -92,17 +107,16 @@ class ExpertStore:
                 "when the same command is run again.",
             )
         manifest = read_manifest(root / MANIFEST_FILE)
-        for shard in (*manifest.shards, *manifest.dense_shards):
-            _check_shard(root / shard.file, shard)
         index_path = root / manifest.index.name
         data = read_small_file(index_path, manifest.index.bytes)
         if sha256(data) != manifest.index.sha256:
-            raise StoreDamaged(f"{index_path}: the index is not the one that was written with the store")
+            raise StoreDamaged(
+                f"{index_path}: the index is not the one that was written with the store",
+                hint="Restore the file from another copy, or convert the checkpoint again.",
+            )
         index = decode_index(data, manifest.geometry, str(index_path))
         check_index(index, manifest.geometry, manifest.shards, str(index_path))
         check_dense(manifest, str(root / MANIFEST_FILE))
-        for file in manifest.files:
-            _check_size(root / file.name, file.bytes)
         return cls(root, manifest, index)
 
     def __repr__(self) -> str:
@@ -247,7 +261,8 @@ def _check_size(path: Path, expected: int) -> None:
         raise StoreDamaged(f"{path}: {size - expected} bytes too many ({size} instead of {expected})")
 
 
-def _check_shard(path: Path, shard: Shard) -> None:
+def check_shard(path: Path, shard: Shard) -> None:
+    """StoreDamaged unless a shard has its length and header; names the file and the missing bytes."""
     _check_size(path, shard.bytes)
     with path.open("rb", buffering=0) as file:
         header = os.pread(file.fileno(), shard.header_bytes, 0)

@@ -1,0 +1,99 @@
+"""`tierd convert SRC DST`: make a store from a published checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tierd.checkpoint.convert import Conversion, ConversionProgress, ConversionReport
+from tierd.checkpoint.plan import NATIVE
+from tierd.commands.progress import ByteProgress
+from tierd.sizes import format_bytes, parse_bytes
+from tierd.store.formats import DenseFormat, ExpertFormat
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(convert)
+
+
+def convert(
+    src: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.", show_default=False)],
+    dst: Annotated[Path, typer.Argument(help="Where the store will be: a new or empty directory.", show_default=False)],
+    *,
+    experts: Annotated[
+        str, typer.Option(help=f"Format of the experts: {', '.join([NATIVE, *ExpertFormat])}.")
+    ] = NATIVE,
+    dense: Annotated[
+        str, typer.Option(help=f"Format of the dense matrices: {', '.join([NATIVE, *DenseFormat])}.")
+    ] = NATIVE,
+    shard_size: Annotated[str, typer.Option(help="Largest shard.")] = "4GiB",
+    consume: Annotated[
+        bool, typer.Option("--consume", help="Remove source shards as soon as all they hold is stored and verified.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Convert a published checkpoint to a store.
+
+    Safe to stop at any moment: the same command goes on after the last complete shard, and the result is the same
+    byte for byte. Everything written is read back and compared.
+    """
+    began = time.monotonic()
+    conversion = Conversion.prepare(
+        src,
+        dst,
+        experts=experts,
+        dense=dense,
+        consume=consume,
+        shard_bytes=parse_bytes(shard_size, option="--shard-size"),
+    )
+    if not as_json:
+        _say_plan(conversion)
+    with ByteProgress("safe to stop; run again to go on") as bar:
+
+        def show(state: ConversionProgress) -> None:
+            bar.update(state.done_bytes, state.total_bytes, f"shard {state.shard}/{state.shards}")
+
+        report = conversion.run(show)
+    if as_json:
+        print(json.dumps(report.to_table(), indent=1))
+    else:
+        _say_result(report, time.monotonic() - began)
+
+
+def _say_plan(conversion: Conversion) -> None:
+    plan = conversion.plan
+    geometry = plan.geometry
+    counts = sorted({layer.experts for layer in geometry.layers})
+    print(
+        f"{plan.model.mapping.family}: {len(geometry.layers)} layers with {' or '.join(map(str, counts))} experts, "
+        f"top-{geometry.top_k}, hidden size {geometry.hidden_size}, expert width {geometry.intermediate_size}"
+    )
+    layout = geometry.layouts[0]
+    dense_bytes = sum(shard.header.file_bytes for shard in plan.dense)
+    print(
+        f"experts  {plan.expert_format:<9}{format_bytes(geometry.expert_bytes):>10}  "
+        f"{layout.bytes_per_weight:.3f} bytes per weight, records of {format_bytes(layout.record_bytes)}"
+    )
+    print(f"dense    {plan.dense_format:<9}{format_bytes(dense_bytes):>10}")
+    print(f"total    {format_bytes(plan.shard_bytes):>19}  in {len(plan.shards)} shards at {conversion.target}")
+    for remark in [*plan.remarks, *conversion.source.remarks]:
+        print(f"note: {remark}")
+    if conversion.finished:
+        print(f"going on: {len(conversion.finished)} of {len(plan.shards)} shards are complete")
+
+
+def _say_result(report: ConversionReport, seconds: float) -> None:
+    for path in report.freed:
+        print(f"freed {path}")
+    print(
+        f"done in {seconds:.1f} s: {report.path}, {format_bytes(report.total_bytes)}, "
+        f"{report.bytes_per_weight:.3f} bytes per weight as planned, read back and verified"
+    )
+    print(f"fingerprint {report.fingerprint}")
