@@ -65,7 +65,7 @@ class ShardFile:
         try:
             if self.direct:
                 try:
-                    self._fill(self._direct_fd, offset, into)
+                    self._fill(self._direct_fd, offset, into, BLOCK_BYTES)
                 except OSError as error:
                     if error.errno not in _REFUSALS:
                         raise
@@ -73,7 +73,7 @@ class ShardFile:
                 else:
                     return
             fd = self._buffered()
-            self._fill(fd, offset, into)
+            self._fill(fd, offset, into, 1)
             # What is resident lies in the arena; a second copy in the page cache would take memory from it.
             os.posix_fadvise(fd, offset, into.nbytes, os.POSIX_FADV_DONTNEED)
         except OSError as error:
@@ -93,22 +93,33 @@ class ShardFile:
         self._direct_fd = self._buffered_fd = -1
         self.direct = False
 
-    def _fill(self, fd: int, offset: int, into: memoryview) -> None:
+    def _fill(self, fd: int, offset: int, into: memoryview, block: int) -> None:
         have = 0
         while have < into.nbytes:
             # A short direct read may end anywhere; go on from the last block border, which keeps all aligned.
-            start = have - have % BLOCK_BYTES
+            start = have - have % block
             count = os.preadv(fd, [into[start:]], offset + start)
             if start + count <= have:
-                raise self._error(
-                    f"{self.path} ends {into.nbytes - have} bytes before the end of what lies at offset {offset}, "
-                    f"length {into.nbytes}",
-                    offset,
-                    into.nbytes,
-                    0,
-                    "The file was cut; copy or convert it again.",
-                )
+                raise self._short(fd, offset, into.nbytes, have)
             have = start + count
+
+    def _short(self, fd: int, offset: int, length: int, have: int) -> DriveError:
+        missing = min(offset + length - os.fstat(fd).st_size, length)
+        if missing > 0:
+            return self._error(
+                f"{self.path} ends early: {missing} of {length} bytes at offset {offset} are missing",
+                offset,
+                length,
+                0,
+                "The file was cut; copy or convert it again.",
+            )
+        return self._error(
+            f"{self.path} gave only {have} of {length} bytes at offset {offset}, before its end",
+            offset,
+            length,
+            0,
+            "The drive or its filesystem is failing; look at the kernel's log.",
+        )
 
     def _open_direct(self) -> int:
         try:

@@ -1,0 +1,241 @@
+"""What every device must do: the broker trusts it with memory that it cannot take back.
+
+A device subclasses `DeviceConformance` and says how it is made; the suite is the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from tierd.devices.device import Device, RecordRead
+from tierd.devices.files import FileDevice
+from tierd.errors import ChecksumMismatch, DriveError
+
+SHARDS, RECORDS = 3, 8
+SIZES = (4096, 20480, 69632)
+
+
+class Drive:
+    """Shard files whose every byte follows from its expert, a device over them, and the broker's side of its calls."""
+
+    def __init__(self, directory, make):
+        self.paths = [directory / f"experts-{n}.safetensors" for n in range(SHARDS)]
+        self.reads: list[RecordRead] = []
+        self.content: list[bytes] = []
+        for shard, path in enumerate(self.paths):
+            with path.open("wb") as file:
+                file.write(b"header".ljust(4096))
+                for index in range(RECORDS):
+                    expert = shard * RECORDS + index
+                    data = bytes((expert * 7 + n % 251) & 0xFF for n in range(SIZES[expert % len(SIZES)]))
+                    self.reads.append(
+                        RecordRead(expert, shard, index, shard, file.tell(), len(data), xxhash.xxh3_64_intdigest(data))
+                    )
+                    self.content.append(data)
+                    file.write(data)
+                os.fsync(file.fileno())
+        self.thread = threading.get_ident()
+        self.calls: list[int] = []
+        self.device: Device = make(self.paths, asyncio.get_running_loop().call_soon_threadsafe)
+
+    def memory(self, nbytes):
+        """Page-aligned memory filled with a pattern that no record has."""
+        block = mmap.mmap(-1, max(nbytes, 4096))
+        block.write(b"\xaa" * len(block))
+        return memoryview(block)[:nbytes]
+
+    def submit(self, read, into):
+        """A future of the error that `done` brings; it fails if `done` comes twice, or on another thread."""
+        future = asyncio.get_running_loop().create_future()
+
+        def done(error):
+            assert threading.get_ident() == self.thread
+            self.calls.append(read.expert)
+            future.set_result(error)
+
+        self.device.submit(read, into, done)
+        return future
+
+    async def read(self, read, into=None):
+        into = self.memory(read.nbytes) if into is None else into
+        return await asyncio.wait_for(self.submit(read, into), 20), into
+
+    async def reads_right(self, read):
+        error, into = await self.read(read)
+        assert error is None
+        return into == self.content[read.expert]
+
+
+class DeviceConformance:
+    """The suite. `make` returns the device under test."""
+
+    def make(self, paths, loop_call) -> Device:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def drive(self, tmp_path):
+        made = Drive(tmp_path, self.make)
+        yield made
+        made.device.close()
+        await asyncio.sleep(0)
+
+    async def test_it_is_a_device(self, drive):
+        assert isinstance(drive.device, Device)
+        assert drive.device.name
+
+    async def test_every_record_is_read_right(self, drive):
+        for read in drive.reads:
+            assert await drive.reads_right(read)
+
+    async def test_submit_returns_before_done(self, drive):
+        pending = drive.submit(drive.reads[0], drive.memory(drive.reads[0].nbytes))
+        assert not pending.done()
+        assert drive.device.stats.in_flight == 1
+        assert await pending is None
+        assert drive.device.stats.in_flight == 0
+
+    async def test_many_reads_at_once_each_get_their_own_bytes_and_one_done(self, drive):
+        wanted = [drive.reads[n * 5 % len(drive.reads)] for n in range(200)]
+        memory = [drive.memory(read.nbytes) for read in wanted]
+        errors = await asyncio.gather(*map(drive.submit, wanted, memory))
+        assert errors == [None] * 200
+        assert all(into == drive.content[read.expert] for read, into in zip(wanted, memory, strict=True))
+        assert sorted(drive.calls) == sorted(read.expert for read in wanted)
+        stats = drive.device.stats
+        assert (stats.reads, stats.errors, stats.in_flight) == (200, 0, 0)
+        assert stats.bytes == sum(read.nbytes for read in wanted)
+        assert stats.read_seconds > 0
+        assert stats.queue_seconds > 0
+
+    @pytest.mark.parametrize("cut", [1, 4096, 8192 + 100])
+    async def test_a_file_cut_after_start_is_a_named_error_and_other_shards_go_on(self, drive, cut):
+        last = drive.reads[RECORDS * 2 - 1]
+        path = drive.paths[last.shard]
+        os.truncate(path, path.stat().st_size - cut)
+        missing = min(cut, last.nbytes)
+        error, _ = await drive.read(last)
+        assert isinstance(error, DriveError)
+        assert f"{missing} of {last.nbytes} bytes at offset {last.offset} are missing" in error.message
+        assert str(path) in error.message
+        assert (error.path, error.offset, error.length) == (str(path), last.offset, last.nbytes)
+        assert f"layer {last.layer}, expert {last.index}" in error.message
+        assert drive.device.stats.errors == 1
+        assert await drive.reads_right(drive.reads[0])
+
+    async def test_a_flipped_byte_is_found(self, drive):
+        bad = drive.reads[4]
+        with drive.paths[bad.shard].open("r+b") as file:
+            file.seek(bad.offset + bad.nbytes - 1)
+            file.write(bytes([drive.content[bad.expert][-1] ^ 1]))
+            os.fsync(file.fileno())
+        error, _ = await drive.read(bad)
+        assert isinstance(error, ChecksumMismatch)
+        assert (error.path, error.offset, error.length) == (str(drive.paths[bad.shard]), bad.offset, bad.nbytes)
+        assert drive.device.stats.checksum_failures == drive.device.stats.errors == 1
+        assert await drive.reads_right(drive.reads[3])
+
+    async def test_a_vanished_file_is_served_in_full_or_named(self, drive):
+        lost = drive.reads[0]
+        drive.paths[0].unlink()
+        error, into = await drive.read(lost)
+        if error is None:
+            assert into == drive.content[lost.expert]
+        else:
+            assert str(drive.paths[0]) in error.message
+        assert await drive.reads_right(drive.reads[-1])
+
+    async def test_a_file_put_in_the_place_of_another_never_gives_its_bytes(self, drive):
+        read = drive.reads[2]
+        drive.paths[1].rename(drive.paths[0])
+        error, into = await drive.read(read)
+        assert error is not None or into == drive.content[read.expert]
+
+    async def test_requests_that_make_no_sense_are_errors_in_done_and_harm_nobody(self, drive):
+        read = drive.reads[1]
+        page = drive.memory(read.nbytes + 4096)
+        for wrong, into in [
+            (RecordRead(1, 0, 1, SHARDS, read.offset, read.nbytes, read.xxh3), page[: read.nbytes]),
+            (RecordRead(1, 0, 1, -1, read.offset, read.nbytes, read.xxh3), page[: read.nbytes]),
+            (RecordRead(1, 0, 1, 0, read.offset + 1, read.nbytes, read.xxh3), page[: read.nbytes]),
+            (RecordRead(1, 0, 1, 0, read.offset, 100, read.xxh3), page[:100]),
+            (read, page[: read.nbytes - 4096]),
+            (read, page[1 : read.nbytes + 1]),
+            (read, page[: read.nbytes].toreadonly()),
+        ]:
+            error, _ = await drive.read(wrong, into)
+            assert isinstance(error, DriveError)
+            assert error.errno == errno.EINVAL
+            assert f"layer {wrong.layer}" in error.message
+        assert await drive.reads_right(read)
+        assert drive.device.stats.direct == self.make_is_direct
+
+    make_is_direct = True
+
+    async def test_memory_is_not_touched_after_done(self, drive):
+        os.truncate(drive.paths[0], drive.reads[3].offset)
+        memory = [drive.memory(read.nbytes) for read in drive.reads]
+        for pending, into in [(drive.submit(read, m), m) for read, m in zip(drive.reads, memory, strict=True)]:
+            await pending
+            into[:] = b"\x55" * into.nbytes
+        drive.device.close()
+        assert all(into == b"\x55" * into.nbytes for into in memory)
+
+    async def test_closing_ends_every_read_in_flight_once(self, drive):
+        wanted = drive.reads * 10
+        memory = [drive.memory(read.nbytes) for read in wanted]
+        pending = list(map(drive.submit, wanted, memory))
+        drive.device.close()
+        drive.device.close()
+        late = drive.submit(drive.reads[0], drive.memory(drive.reads[0].nbytes))
+        for read, into, error in zip(wanted, memory, await asyncio.gather(*pending), strict=True):
+            if error is None:
+                assert into == drive.content[read.expert]
+            else:
+                assert error.errno == errno.ECANCELED
+        assert (await late).errno == errno.ECANCELED
+        assert len(drive.calls) == len(wanted) + 1
+        assert drive.device.stats.in_flight == 0
+
+    async def test_closing_gives_back_threads_and_descriptors(self, tmp_path):
+        # The checksum library and the loop open what they need at their first use.
+        first = Drive(tmp_path, self.make)
+        await first.reads_right(first.reads[0])
+        first.device.close()
+        threads, descriptors = threading.active_count(), open_descriptors()
+        second = Drive(tmp_path, self.make)
+        await second.reads_right(second.reads[0])
+        second.device.close()
+        assert threading.active_count() == threads
+        assert open_descriptors() == descriptors
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class TestDirectFileDevice(DeviceConformance):
+    def make(self, paths, loop_call):
+        return FileDevice("nvme", paths, loop_call, threads=3)
+
+    async def test_reads_bypass_the_page_cache(self, drive):
+        assert drive.device.stats.direct
+
+
+class TestBufferedFileDevice(DeviceConformance):
+    make_is_direct = False
+
+    def make(self, paths, loop_call):
+        return FileDevice("nas", paths, loop_call, threads=3, direct=False)
+
+
+class TestFileDeviceWithOneThread(DeviceConformance):
+    def make(self, paths, loop_call):
+        return FileDevice("slow", paths, loop_call, threads=1)
