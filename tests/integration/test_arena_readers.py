@@ -1,0 +1,174 @@
+"""Readers in other processes use slots that are evicted and refilled all the time, and never keep a wrong byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+
+import pytest
+import xxhash
+
+from tierd.arena.attach_server import AttachServer
+from tierd.arena.attach_wire import ArenaOffer
+from tierd.arena.fence import WriterFence
+from tierd.arena.memory import SharedPayload
+from tierd.arena.session_block import SessionBlockReader
+from tierd.arena.slots import SlotTable
+from tierd.arena.table import ABSENT, ResidencyTable
+from tierd.devices.device import RecordRead
+from tierd.devices.files import FileDevice
+
+EXPERTS, SLOTS, IN_FLIGHT = 12, 4, 2
+NBYTES = 128 << 10
+KEPT = 400
+
+NODE = f"""
+import sys
+from tierd.arena.attach import attach
+node = attach(sys.argv[1], bytes.fromhex(sys.argv[2]), 20)
+right = [bytes([e]) * {NBYTES} for e in range({EXPERTS})]
+kept = discarded = expert = 0
+while kept < {KEPT}:
+    expert = (expert + 5) % {EXPERTS}
+    word = node.table.load(expert)
+    if word == 0:
+        continue
+    slot = (word & 0xffffff) - 1
+    result = bytes(node.payload.view(slot * {NBYTES}, {NBYTES}))
+    if not node.table.unchanged(expert, word):
+        discarded += 1
+        continue
+    assert result == right[expert], (expert, hex(word), result[0], result[-1])
+    kept += 1
+    node.block.note_use(expert, kept)
+    if kept == {KEPT} // 4:
+        print('busy', flush=True)
+print(kept, discarded, flush=True)
+sys.stdin.readline()
+"""
+
+
+class Churn:
+    """A daemon that does nothing but replace experts, in the order that readers without locks rely on."""
+
+    def __init__(self, path):
+        self.payload = SharedPayload.create(SLOTS * NBYTES)
+        self.payload.start_prefault()
+        self.table = ResidencyTable.create(os.urandom(16), slot_bytes=NBYTES, slots=SLOTS, entries=EXPERTS)
+        self.slots = SlotTable(SLOTS)
+        self.fence = WriterFence()
+        self.device = FileDevice("nvme", [path], asyncio.get_running_loop().call_soon_threadsafe, threads=IN_FLIGHT)
+        self.resident: deque[int] = deque()
+        self.next = 0
+        self.fills = self.awaited = 0
+        self.reached = asyncio.Event()
+        self.stopped = False
+
+    def replace_one(self):
+        if self.stopped:
+            return
+        slot = self.slots.take_free()
+        if slot is None:
+            slot = self.resident.popleft()
+            self.table.store(self.slots.expert(slot), ABSENT)
+            self.fence()
+            self.slots.retire(slot)
+            self.slots.free(slot)
+            assert self.slots.take_free() == slot
+        expert = self.next
+        self.next = (self.next + 1) % EXPERTS
+        self.slots.fill(slot, expert)
+        checksum = xxhash.xxh3_64_intdigest(bytes([expert]) * NBYTES)
+        self.device.submit(
+            RecordRead(expert, 0, expert, 0, expert * NBYTES, NBYTES, checksum),
+            self.payload.view(slot * NBYTES, NBYTES),
+            lambda error: self.landed(slot, expert, error),
+        )
+
+    async def replaced_all(self):
+        """Wait until every slot was refilled several times."""
+        self.awaited = self.fills + 2 * EXPERTS
+        self.reached.clear()
+        await self.reached.wait()
+
+    def landed(self, slot, expert, error):
+        assert error is None
+        word = self.slots.landed(slot)
+        self.fence()
+        self.table.store(expert, word)
+        self.resident.append(slot)
+        self.fills += 1
+        if self.fills == self.awaited:
+            self.reached.set()
+        self.replace_one()
+
+    def close(self):
+        self.stopped = True
+        self.device.close()
+        self.table.close()
+        self.payload.close()
+
+
+@pytest.fixture
+def shard(tmp_path):
+    path = tmp_path / "experts"
+    path.write_bytes(b"".join(bytes([expert]) * NBYTES for expert in range(EXPERTS)))
+    return path
+
+
+async def start_node(server, session, block, event, path):
+    token = server.offer(session, block_fd=block.fd, event_fd=event)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", NODE, str(path), token.hex(),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tmp_path, shard):
+    churn = Churn(shard)
+    blocks = [SessionBlockReader.create(EXPERTS) for _ in range(3)]
+    event = os.eventfd(0)
+    gone: asyncio.Queue[int] = asyncio.Queue()
+    socket_path = tmp_path / "run" / "attach.sock"
+    offer = ArenaOffer(
+        payload_fd=churn.payload.reader_fd(),
+        payload_bytes=churn.payload.nbytes,
+        table_fd=churn.table.reader_fd(),
+        boot_id=churn.table.header.boot_id,
+        slot_bytes=NBYTES,
+        slots=SLOTS,
+        entries=EXPERTS,
+    )
+    server = AttachServer(socket_path, offer, gone.put_nowait)
+    await server.start()
+    nodes = [await start_node(server, n, block, event, socket_path) for n, block in enumerate(blocks)]
+    for _ in range(IN_FLIGHT):
+        churn.replace_one()
+    paused, killed, _ = nodes
+    for node in nodes:
+        assert await asyncio.wait_for(node.stdout.readline(), 60) == b"busy\n"
+
+    # A node paused in the middle of a computation wakes to other bytes, and must notice.
+    paused.send_signal(signal.SIGSTOP)
+    killed.kill()
+    assert await asyncio.wait_for(gone.get(), 20) == 1
+    await asyncio.wait_for(churn.replaced_all(), 60)
+    paused.send_signal(signal.SIGCONT)
+
+    for number in (0, 2):
+        kept, _ = map(int, (await asyncio.wait_for(nodes[number].stdout.readline(), 60)).split())
+        assert kept == KEPT
+        _, counts = blocks[number].take_uses()
+        assert counts.sum() == KEPT, "the daemon counts the uses that the node counted"
+        nodes[number].stdin.write(b"\n")
+        assert await nodes[number].wait() == 0
+    assert {await asyncio.wait_for(gone.get(), 20) for _ in range(2)} == {0, 2}
+    await killed.wait()
+    await server.close()
+    churn.close()
+    for block in blocks:
+        block.close()
+    os.close(event)
