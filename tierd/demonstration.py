@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tierd.checkpoint.convert import convert
+from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.client.private_daemon import PrivateDaemon
-from tierd.commands.stats import fetch_stats, stats_object
 from tierd.errors import StoreDamaged, TierdError, UsageError
 from tierd.store.store import ExpertStore
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from tierd.client.source import Phase, SourceStats, Use
 from tierd.errors import UsageError
 from tierd.policy.lru import Lru
-from tierd.sizes import format_bytes, parse_share
+from tierd.sizes import format_bytes
 from tierd.store.store import ExpertStore
 
 __all__ = ["InProcess"]
@@ -45,23 +44,6 @@ class InProcess:
         self._records: dict[int, np.ndarray] = {}
         self._policy = Lru()
         self._resident_bytes = 0
-
-    @classmethod
-    def open(cls, path: Path | str, *, arena: str | None = None) -> InProcess:
-        """Opens the store at `path`.
-
-        Args:
-            path: directory of a store.
-            arena: the budget as people write it, such as "8GiB" or "25%" of all expert bytes; None: no bound.
-
-        Raises:
-            UsageError: no such store, or an arena that is no amount of memory or too small.
-            StoreDamaged: a file of the store is missing, short or changed.
-        """
-        store = ExpertStore.open(path)
-        if arena is None:
-            return cls(store)
-        return cls(store, budget=parse_share(arena, whole=store.geometry.expert_bytes, option="--arena"))
 
     @property
     def resident_bytes(self) -> int:

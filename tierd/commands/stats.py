@@ -7,21 +7,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc.aio
 import typer
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
 from tierd.addresses import Address, default_socket, parse_address
-from tierd.api import admin_pb2 as pb
-from tierd.api import admin_pb2_grpc
-from tierd.rpc import CHANNEL_OPTIONS, error_of
+from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.sizes import format_bytes
 
-__all__ = ["fetch_stats", "register", "stats_object"]
-
-_SECONDS = 5.0
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,31 +38,6 @@ def stats(
         print(json.dumps(answer, ensure_ascii=False))
     else:
         _show(answer, address)
-
-
-async def fetch_stats(address: Address) -> pb.GetStatsResponse:
-    """Ask the daemon; DaemonUnavailable if nobody answers within 5 s."""
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        try:
-            return await admin_pb2_grpc.AdminServiceStub(channel).GetStats(pb.GetStatsRequest(), timeout=_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, str(address)) from error
-
-
-def stats_object(answer: pb.GetStatsResponse) -> dict[str, Any]:
-    """The message as plain JSON values; 64-bit counters as numbers, not as strings as protobuf's JSON has them."""
-    plain: dict[str, Any] = MessageToDict(
-        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return {name: _numbers(value) for name, value in plain.items() if name != "boot_id"} | {"boot_id": answer.boot_id}
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: inner if name == "name" else _numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 def _show(answer: dict[str, Any], address: Address) -> None:

@@ -38,7 +38,7 @@ class RecordRead:
 
 
 ReadDone = Callable[[DriveError | None], None]
-"""Called exactly once per submitted read, on the broker's thread, when the last system call into the memory returned."""
+"""Called exactly once per submitted read, on the broker's thread, once no system call touches the memory."""
 
 
 @dataclass(slots=True)

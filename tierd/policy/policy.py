@@ -28,7 +28,7 @@ class EvictionPolicy(Protocol):
         """`expert` left, by eviction or otherwise. Removing an absent expert is an error of the caller."""
 
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
-        """The resident expert with the lowest keep-value among those that `evictable` accepts; None if there is none."""
+        """The resident expert of lowest keep-value among those that `evictable` accepts; None if there is none."""
 
     def __len__(self) -> int:
         """How many experts are resident."""
