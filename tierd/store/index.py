@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from tierd.errors import StoreDamaged
-from tierd.store.records import RECORD_ALIGNMENT
+from tierd.store.records import RECORD_ALIGNMENT, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +27,7 @@ INDEX_DTYPE: Final = np.dtype(
         ("xxh3", "<u8"),
     ]
 )
-MAX_NPY_HEADER: Final = 4096
+NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
 
 
 def new_index(geometry: Geometry) -> np.ndarray:
@@ -45,30 +44,27 @@ def new_index(geometry: Geometry) -> np.ndarray:
 
 
 def encode_index(index: np.ndarray) -> bytes:
-    """The bytes of an `.npy` file; the same index gives the same bytes."""
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.ascontiguousarray(index), version=(1, 0), allow_pickle=False)
-    return file.getvalue()
+    """The bytes of an `.npy` file (version 1.0) that any numpy can load; the same index gives the same bytes."""
+    return _npy_header(len(index)) + np.ascontiguousarray(index).tobytes()
+
+
+def _npy_header(rows: int) -> bytes:
+    """Magic, version, length and description, padded with spaces and a line end to a multiple of 64 bytes."""
+    text = f"{{'descr': {INDEX_DTYPE.descr!r}, 'fortran_order': False, 'shape': ({rows},), }}"
+    length = round_up(len(NPY_MAGIC) + 2 + len(text) + 1, 64) - len(NPY_MAGIC) - 2
+    return NPY_MAGIC + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
 
 
 def decode_index(data: bytes, geometry: Geometry, where: str) -> np.ndarray:
-    """Reads an index and checks its type and length; nothing is unpickled, nothing large is allocated.
+    """Reads an index of exactly this geometry: its header can have one form only, so nothing is interpreted.
 
     Raises:
         StoreDamaged: not an `.npy` file of this kind and length.
     """
-    file = io.BytesIO(data)
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise StoreDamaged(f"{where}: not an index written by tierd (npy version)")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_NPY_HEADER)
-    except (ValueError, SyntaxError, RecursionError, TypeError) as error:
-        raise StoreDamaged(f"{where}: not an npy file: {str(error)[:200]}") from None
-    if dtype != INDEX_DTYPE or fortran or shape != (geometry.experts_total,):
-        raise StoreDamaged(
-            f"{where}: an index of shape {shape} and another type does not fit {geometry.experts_total} experts"
-        )
-    body = memoryview(data)[file.tell() :]
+    header = _npy_header(geometry.experts_total)
+    if not data.startswith(header):
+        raise StoreDamaged(f"{where}: not the header of an index of {geometry.experts_total} experts")
+    body = memoryview(data)[len(header) :]
     if len(body) != geometry.experts_total * INDEX_DTYPE.itemsize:
         raise StoreDamaged(f"{where}: {len(body)} bytes of rows for {geometry.experts_total} experts")
     return np.frombuffer(body, dtype=INDEX_DTYPE)
