@@ -36,7 +36,7 @@ def quota_cores(root: Path = Path("/")) -> float | None:
         return None
     found = []
     for line in lines:
-        _, controllers, group = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         mounts = ("", "unified") if not controllers else (controllers, "cpu")

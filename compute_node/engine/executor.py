@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import threading
 import weakref
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ __all__ = ["Executor", "default_threads"]
 
 _MOST_THREADS: Final = 1024
 _START_SECONDS: Final = 30.0
-_KERNEL: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def _wrong_mode(thread: str) -> TierdError:
@@ -88,7 +86,7 @@ class Executor:
                 )
                 thread.start()
                 workers.append(thread)
-            wrong = any([ready.get(timeout=_START_SECONDS) for _ in workers])
+            wrong = any(ready.get(timeout=_START_SECONDS) for _ in workers)
         except (RuntimeError, queue.Empty) as error:
             self.close()
             raise TierdError(f"{count} kernel threads could not be started", hint="use fewer threads") from error
@@ -119,7 +117,7 @@ class Executor:
             if run_loop.wrong_mode(self._address):
                 raise _wrong_mode("the calling thread")
             for op in segment.ops:
-                _KERNEL(op.address)(address_of(op.args), 0, op.live_units())
+                op()
 
     def _check(self) -> None:
         if self._closed:
@@ -133,7 +131,7 @@ class Executor:
             self._closed = True
             self._end()
 
-    def __enter__(self) -> Executor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

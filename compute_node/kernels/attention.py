@@ -8,7 +8,7 @@ softmax parts follows Milakov and Gimelshein 2018 (arXiv:1805.02867) and FlashAt
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import cfunc, njit
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
 from compute_node.kernels.dots import dots_f32
-from compute_node.kernels.lanes import exp32, f32_at, i64_at
+from compute_node.kernels.lanes import exp32, f32_at, i64_at, larger32
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from compute_node.kernels.weighted_sum import STACK_FLOATS, stack_floats, weighted_sum
 from tierd.errors import UsageError
@@ -36,34 +36,42 @@ COUNT, HEADS, GROUP, HEAD_DIM, SLOTS, SCALE, WINDOW = range(8, 15)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scores(q: int, keys: int, row_bytes: int, count: int, head_dim: int, scale: float, out: int) -> float:
-    """Scaled scores of `count` consecutive positions; returns the largest."""
+def _scores(q: int, keys: int, row_bytes: int, begin: int, end: int, head_dim: int, scale: Any, out: int) -> Any:
+    """Scaled scores of positions begin..end of a tile, -inf for its others; returns the largest.
+
+    `keys` is the key at `begin`; a score lies at its position's place in the tile, and so in the same lane always.
+    """
     s = f32_at(out)
-    largest = _LOWEST
-    for j in range(0, count, 4):
-        last = count - 1
+    for j in range(begin):
+        s[j] = _LOWEST
+    for j in range(end, TILE):
+        s[j] = _LOWEST
+    last = end - 1
+    for j in range(begin, end, 4):
         a, b, c = min(j + 1, last), min(j + 2, last), min(j + 3, last)
-        places = (keys + j * row_bytes, keys + a * row_bytes, keys + b * row_bytes, keys + c * row_bytes)
+        at = keys - begin * row_bytes
+        places = (at + j * row_bytes, at + a * row_bytes, at + b * row_bytes, at + c * row_bytes)
         sums = dots_f32(places, (q,), head_dim)
         s[j] = sums[0] * scale
         s[a] = sums[1] * scale
         s[b] = sums[2] * scale
         s[c] = sums[3] * scale
-    for j in range(count):
-        largest = max(largest, s[j])
+    lane = f32_at(out + TILE * 4)
+    for j in range(16):
+        lane[j] = larger32(larger32(s[j], s[16 + j]), larger32(s[32 + j], s[48 + j]))
+    largest = _LOWEST
+    for j in range(16):
+        largest = larger32(largest, lane[j])
     return largest
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _weights(scores: int, count: int, largest: float) -> float:
-    """Turns scores into exp(score - largest) in place, zeros up to the tile's end; returns their sum."""
+def _weights(scores: int, largest: Any) -> Any:
+    """Turns the scores of a tile into exp(score - largest) in place; returns their sum by lanes and tree."""
     p = f32_at(scores)
-    for j in range(count):
+    for j in range(TILE):
         p[j] = exp32(p[j] - largest)
-    for j in range(count, TILE):
-        p[j] = np.float32(0)
-    # Sixteen lanes and a tree, as everywhere; the lanes use the space behind the tile.
-    lane = f32_at(scores + TILE * 4)
+    lane = f32_at(scores + TILE * 4)  # the stack buffer goes on behind the tile
     for j in range(16):
         lane[j] = ((p[j] + p[16 + j]) + p[32 + j]) + p[48 + j]
     for j in range(8):
@@ -99,10 +107,11 @@ def _attention_kernel(args: int, lo: int, hi: int) -> None:
         for tile in range(first // TILE * TILE, position + 1, TILE):
             begin, end = max(tile, first), min(tile + TILE, position + 1)
             at = start + begin * row_bytes
-            tile_largest = _scores(q, m[K_CACHE] + at, row_bytes, end - begin, head_dim, scale, scores)
-            tile_total = _weights(scores, end - begin, tile_largest)
-            weighted_sum(scores, m[V_CACHE] + at, row_bytes, end - begin, head_dim, values)
-            merged = max(largest, tile_largest)
+            keys, live = m[K_CACHE] + at, scores + (begin - tile) * 4
+            tile_largest = _scores(q, keys, row_bytes, begin - tile, end - tile, head_dim, scale, scores)
+            tile_total = _weights(scores, tile_largest)
+            weighted_sum(live, m[V_CACHE] + at, row_bytes, end - begin, head_dim, values)
+            merged = larger32(largest, tile_largest)
             before, now = exp32(largest - merged), exp32(tile_largest - merged)
             total = total * before + tile_total * now
             for d in range(head_dim):

@@ -24,7 +24,7 @@ __all__ = ["dot", "dots_bf16", "dots_f32", "dots_int4", "dots_int8"]
 BLOCK: Final = 128
 """Columns in 64 bytes of `int4-g64`: two groups."""
 
-Builder = ir.IRBuilder
+Builder = Any  # llvmlite has no types
 Widen = Callable[[Builder, Any], Any]
 
 
@@ -212,6 +212,6 @@ def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def dot(a: int, b: int, length: int) -> float:
+def dot(a: int, b: int, length: int) -> Any:
     """The dot product of two float32 vectors at addresses."""
     return dots_f32((a,), (b,), length)[0]

@@ -5,14 +5,14 @@ The unit of work is a chunk of 64 columns of a row, so that one long row can be 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import cfunc, njit
 from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
-from compute_node.kernels.lanes import exp32, f32_at, fma32, i64_at
+from compute_node.kernels.lanes import exp32, f32_at, fma32, i64_at, larger32
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from tierd.errors import UsageError
 
@@ -25,7 +25,7 @@ Rows = NDArray[np.float32]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def silu(x: float) -> float:
+def silu(x: Any) -> Any:
     """`x / (1 + exp(-x))`."""
     return x / (np.float32(1) + exp32(-x))
 
@@ -69,9 +69,7 @@ def _clip_kernel(args: int, lo: int, hi: int) -> None:
         row, first, end = _span(m[2], unit)
         x = f32_at(m[0] + row * m[1])
         for j in range(first, end):
-            value = x[j]
-            value = min(value, limit)
-            x[j] = max(value, -limit)
+            x[j] = larger32(-larger32(-x[j], -limit), -limit)
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")

@@ -215,9 +215,12 @@ class ExpertFFN:
 
         Raises:
             LimitExceeded: a row or place outside the buffers, or more pairs than rows.
-            UsageError: the two differ in length.
+            UsageError: the two differ in length, or no expert has been pointed at yet.
         """
+        self._count[0] = 0
         count = len(rows)
+        if self._down[DATA] == 0:
+            raise UsageError(f"{self.name}: no weights to compute with", hint="call point before assign")
         if len(slots) != count:
             raise UsageError(f"{self.name}: {count} rows but {len(slots)} places")
         if count > self._max_rows:

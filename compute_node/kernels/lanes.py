@@ -32,6 +32,7 @@ __all__ = [
     "i64_at",
     "lane_ints",
     "lanes_at",
+    "larger32",
     "offset",
     "splat",
     "sum_lanes",
@@ -148,6 +149,16 @@ def fma32(_typing: Any, a: Any, b: Any, c: Any) -> Any:
     """`a * b + c` of float32 rounded once."""
     three = (types.float32, types.float32, types.float32)
     return types.float32(*three), lambda _c, builder, _s, v: fma(builder, v[0], v[1], v[2])
+
+
+@intrinsic
+def larger32(_typing: Any, a: Any, b: Any) -> Any:
+    """`b` if it is larger than `a`, else `a`, also where one is NaN; negate for the smaller."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, v: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", v[1], v[0]), v[1], v[0])
+
+    return types.float32(types.float32, types.float32), generate
 
 
 def _pointer(element: Any) -> Any:

@@ -159,9 +159,9 @@ def from_float32(values: Array, weight_format: str = "f32") -> Matrix:
     if w.ndim != 2:
         raise UsageError(f"a matrix has two dimensions, not shape {w.shape}")
     if _known(weight_format) == "f32":
-        return Matrix("f32", *w.shape, w)
+        return Matrix("f32", w.shape[0], w.shape[1], w)
     if weight_format == "bf16":
-        return Matrix("bf16", *w.shape, bf16_bits(w))
+        return Matrix("bf16", w.shape[0], w.shape[1], bf16_bits(w))
     return quantise_int8(w) if weight_format == "int8" else quantise_int4(w)
 
 
@@ -170,7 +170,7 @@ def quantise_int8(values: Array) -> Matrix:
     w = np.ascontiguousarray(values, np.float32)
     scales = (np.abs(w).max(axis=1) / np.float32(127)).astype(np.float32)
     codes = np.rint(w / np.where(scales == 0, np.float32(1), scales)[:, None])
-    return Matrix("int8", *w.shape, np.clip(codes, -127, 127).astype(np.int8), scales)
+    return Matrix("int8", w.shape[0], w.shape[1], np.clip(codes, -127, 127).astype(np.int8), scales)
 
 
 def quantise_int4(values: Array) -> Matrix:

@@ -7,6 +7,7 @@ so any split over threads gives the same bits. The number of live rows is read t
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,8 @@ __all__ = ["KERNEL", "Op", "address_of", "check_buffer", "record"]
 
 KERNEL: Final = "void(int64, int64, int64)"
 """Signature of every kernel: address of the record, first unit, end unit."""
+
+_FUNCTION: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(slots=True)
@@ -49,6 +52,13 @@ class Op:
     grain: int
     work: int
     keep: tuple[object, ...]
+
+    def __call__(self, lo: int = 0, hi: int | None = None) -> None:
+        """Computes units lo..hi, all of them by default, on the calling thread."""
+        end = self.live_units()
+        if not 0 <= lo <= end or (hi is not None and not lo <= hi <= end):
+            raise UsageError(f"{self.name}: no units {lo}..{hi} of {end}")
+        _FUNCTION(self.address)(address_of(self.args), lo, end if hi is None else hi)
 
     def live_units(self) -> int:
         """Output units for the rows that are live now."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from numba import cfunc
+from numba import cfunc, njit
 from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
-from compute_node.kernels.lanes import exp32, f32_at, i32_at, i64_at
+from compute_node.kernels.lanes import exp32, f32_at, i32_at, i64_at, larger32
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from tierd.errors import UsageError
 
@@ -18,24 +18,29 @@ __all__ = ["argmax", "router"]
 _LOWEST: Final = np.float32(-np.inf)
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def _softmax(logits: Any, p: Any, count: int) -> None:
+    """`p = softmax(logits)`; the sum runs in rising id."""
+    largest = _LOWEST
+    for e in range(count):
+        largest = larger32(largest, logits[e])
+    total = np.float32(0)
+    for e in range(count):
+        p[e] = exp32(logits[e] - largest)
+        total = total + p[e]
+    for e in range(count):
+        p[e] = p[e] / total
+
+
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _router_kernel(args: int, lo: int, hi: int) -> None:
     """Record: logits, stride, indices, stride, weights, stride, experts, k, renormalise, scratch, scratch stride."""
     m = i64_at(args)
     experts, chosen = m[6], m[7]
     for row in range(lo, hi):
-        logits = f32_at(m[0] + row * m[1])
         indices, weights = i32_at(m[2] + row * m[3]), f32_at(m[4] + row * m[5])
         p = f32_at(m[9] + row * m[10])
-        largest = _LOWEST
-        for e in range(experts):
-            largest = max(largest, logits[e])
-        total = np.float32(0)
-        for e in range(experts):
-            p[e] = exp32(logits[e] - largest)
-            total = total + p[e]
-        for e in range(experts):
-            p[e] = p[e] / total
+        _softmax(f32_at(m[0] + row * m[1]), p, experts)
         kept = np.float32(0)
         for k in range(chosen):
             best = -1

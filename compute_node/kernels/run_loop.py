@@ -7,7 +7,7 @@ The split depends on sizes only and never changes a result, since units are inde
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from numba import njit
 
@@ -42,7 +42,7 @@ _SPINS_BEFORE_YIELD: Final = 2000
 
 
 @njit(nogil=True, cache=True)
-def _live_work(table: int, index: int) -> int:
+def _live_work(table: int, index: int) -> Any:
     op = i64_at(table + index * FIELDS * 8)
     return op[OP_UNITS] * i64_at(op[OP_ROWS])[0] * op[OP_WORK]
 
@@ -90,7 +90,7 @@ def _run_part(block: int, table: int, ops: int, part: int, threads: int) -> None
 
 
 @njit("boolean(int64)", nogil=True, cache=True)
-def wrong_mode(block: int) -> bool:
+def wrong_mode(block: int) -> Any:
     """True if this thread turns the very small number at `block + TINY` into zero: results would change."""
     return flushes_to_zero(f32_at(block + TINY)[0])
 
@@ -126,7 +126,7 @@ def run_table(block: int, table: int, ops: int, threads: int) -> bool:
 
 
 @njit("int64(int64, int64)", nogil=True, cache=True)
-def _next(block: int, seen: int) -> int:
+def _next(block: int, seen: int) -> Any:
     """Waits for another generation than `seen`: spins for 50 us at most, then sleeps."""
     deadline = nanoseconds() + _SPIN_NANOSECONDS
     while True:

@@ -1,0 +1,108 @@
+"""The same bits on every kind of processor: the digest of a small model step, here and compiled for other targets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compute_node.kernels import (
+    FORMATS,
+    Batch,
+    ExpertFFN,
+    Matrix,
+    attention,
+    combine,
+    from_float32,
+    kv_append,
+    matmul,
+    rms_norm,
+    rope,
+    router,
+)
+
+AVX2 = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+xsave,+cx16"
+EXPECTED = "a91922fd9cc59f4beadb7aacc8452d21b50b520829d8c6c9d92cfe92d2c206ae"
+"""Changes only if the order of a sum or the form of a function changes, which would change everybody's tokens."""
+
+
+def values(generator, *shape):
+    """Numbers of a normal-like shape made of additions alone, so that no maths library has a say."""
+    return (generator.random((4, *shape), np.float32).sum(0) - np.float32(2)).astype(np.float32)
+
+
+def weights(generator, weight_format, rows, cols):
+    if weight_format in {"f32", "bf16"}:
+        return from_float32(values(generator, rows, cols) / np.float32(8), weight_format)
+    if weight_format == "int8":
+        codes = generator.integers(-127, 128, (rows, cols), np.int8)
+        return Matrix("int8", rows, cols, codes, generator.random(rows, np.float32) / np.float32(512))
+    blocks = -(-cols // 128)
+    scales = (generator.random((rows, blocks * 2), np.float32) / np.float32(32)).astype(np.float16)
+    return Matrix("int4-g64", rows, cols, generator.integers(0, 256, (rows, blocks * 64), np.uint8), scales)
+
+
+def digest():
+    """SHA-256 over the results of a step with odd sizes, three sequences positions deep in a cache."""
+    g = np.random.Generator(np.random.Philox(7))
+    rows, hidden, kv_heads, head_dim, experts, k, width = 6, 104, 2, 26, 12, 3, 72
+    batch = Batch(rows)
+    batch.set([0] * rows, [0, 63, 64, 130, 131, 132], bases=0)
+    x = values(g, rows, hidden)
+    found = hashlib.sha256()
+    k_cache, v_cache = values(g, kv_heads, 150, head_dim), values(g, kv_heads, 150, head_dim)
+    cos, sin = (values(g, 150, head_dim // 2) for _ in range(2))
+    normed, attended = np.zeros((rows, hidden), np.float32), np.zeros((rows, hidden), np.float32)
+    projected, kv = np.zeros((rows, hidden), np.float32), np.zeros((rows, kv_heads * head_dim), np.float32)
+    logits, chosen = np.zeros((rows, experts), np.float32), np.zeros((rows, k), np.int32)
+    shares, expert_rows = np.zeros((rows, k), np.float32), np.zeros((rows, k, hidden), np.float32)
+    for weight_format in FORMATS:
+        for op in (
+            rms_norm("norm", x, values(g, hidden), 1e-6, normed, batch),
+            matmul("q", weights(g, weight_format, hidden, hidden), normed, projected, batch),
+            matmul("k", weights(g, weight_format, kv_heads * head_dim, hidden), normed, kv, batch),
+            rms_norm("q norm", projected, values(g, head_dim), 1e-6, projected, batch),
+            rope("rope", projected, cos, sin, batch, head_dim=head_dim),
+            kv_append("append", kv, kv, k_cache, v_cache, batch),
+            attention("attention", projected, k_cache, v_cache, attended, batch, scale=0.2),
+            matmul("o", weights(g, weight_format, hidden, hidden), attended, normed, batch),
+            matmul("router", weights(g, "f32", experts, hidden), normed, logits, batch),
+            router("router", logits, chosen, shares, batch, renormalise=True),
+        ):
+            op()
+        ffn = ExpertFFN("expert", normed, expert_rows, intermediate=width, format=weight_format)
+        shapes = ((width, hidden), (width, hidden), (hidden, width))
+        ffn.point_matrices(*(weights(g, weight_format, *shape) for shape in shapes))
+        for slot in range(k):
+            ffn.assign(range(rows), [slot] * rows)
+            for op in ffn.segment.ops:
+                op()
+        combine("combine", x, expert_rows, shares, x, batch)()
+        for part in (projected, attended, normed, logits, chosen, shares, expert_rows, x):
+            found.update(part.tobytes())
+    assert np.isfinite(x).all()
+    return found.hexdigest()
+
+
+def test_the_bits_are_those_that_were_promised():
+    assert digest() == EXPECTED
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names targets of x86-64")
+@pytest.mark.parametrize(("name", "features"), [("haswell", AVX2), ("generic", "")])
+def test_code_for_other_processors_gives_the_same_bits(name, features):
+    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve())], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [EXPECTED]
+
+
+if __name__ == "__main__":
+    print(digest())
