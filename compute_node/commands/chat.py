@@ -224,8 +224,9 @@ class Conversation:
         """Figures since the start, for people."""
         stats, times = self._opened.source.stats, self._opened.model.times
         outcomes = "   ".join(f"{count:,} {name}" for name, count in stats.outcomes.items())
+        used, context = len(self._sequence.tokens), self._opened.model.context
         return [
-            f"{self._answers} answers · {len(self._sequence.tokens)} of {self._opened.model.context} tokens of context",
+            f"answers   {self._answers} · {used} of {context} tokens of context",
             f"experts   {self._opened.model.experts_chosen:,} asked   {outcomes}   {stats.repeated:,} fetched again",
             f"waited    {times.wait_seconds:.2f} s for experts, {times.compute_seconds:.2f} s computing",
         ]

@@ -14,7 +14,7 @@ from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import NUMERICS, Model
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
-from tierd.client.in_process import InProcess
+from tierd.client.open import open_source
 from tierd.client.source import ExpertSource
 
 __all__ = ["Opened", "open_store"]
@@ -63,7 +63,15 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
         TierdError: of the store, the daemon, or the model.
     """
     path = kernel_path()
-    with closing(_open_source(store, settings, name=name, path=path)) as source:
+    source = open_source(
+        store,
+        in_process=settings.in_process,
+        arena=settings.arena,
+        name=name,
+        numerics=NUMERICS,
+        kernel_path=path,
+    )
+    with closing(source):
         if console is not None and console.is_terminal:
             with console.status(f"loading {source.store.manifest.dense_bytes / 1e9:.2f} GB of dense weights"):
                 model = Model(source, model_options(settings))
@@ -72,11 +80,3 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
         with model:
             tokenizer = Tokenizer.from_store(source.store)
             yield Opened(source, model, tokenizer, Generator(model, tokenizer), path)
-
-
-def _open_source(store: str, settings: NodeSettings, *, name: str, path: str) -> ExpertSource:
-    if settings.in_process:
-        return InProcess.open(store, arena=settings.arena)
-    from tierd.client.open import open_source  # noqa: PLC0415 - gRPC takes 0.3 s to load and is not needed above
-
-    return open_source(store, in_process=False, arena=settings.arena, name=name, numerics=NUMERICS, kernel_path=path)

@@ -73,7 +73,8 @@ class AnswerReport:
         share = f" ({100 * hits / asked:.0f} %)" if asked else ""
         first = finished.time_to_first_token_seconds
         began = "never came" if first is None else f"{1000 * first:.0f} ms"
-        speed = f"{finished.tokens_per_second:.3g} tok/s" if finished.tokens_per_second else "one step"
+        rate = finished.tokens_per_second
+        speed = f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.3g} tok/s" if rate else "one step"
         counted = [
             f"{asked:,} asked",
             f"{hits:,} in RAM{share}",

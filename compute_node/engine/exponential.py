@@ -17,6 +17,7 @@ _LOG2E: Final = 1.4426950408889634
 _LN2_HIGH: Final = 0.6931471803691238
 _LN2_LOW: Final = 1.9082149292705877e-10
 _TERMS: Final = 13
+_LOWEST: Final = -700.0
 
 
 def exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -25,10 +26,12 @@ def exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
     Args:
         x: float64, any shape, finite, at most 700.
     """
+    small = x < _LOWEST
+    x = np.where(small, 0.0, x)
     halves = np.rint(x * _LOG2E)
     rest = (x - halves * _LN2_HIGH) - halves * _LN2_LOW
     result = np.ones_like(rest)
     for term in range(_TERMS, 0, -1):
         result = 1.0 + result * rest / term
     scaled: NDArray[np.float64] = np.ldexp(result, halves.astype(np.int32))
-    return np.where(x < -700.0, 0.0, scaled)
+    return np.where(small, 0.0, scaled)
