@@ -51,7 +51,7 @@ def _scores(q: int, keys: int, row_bytes: int, begin: int, end: int, head_dim: i
         a, b, c = min(j + 1, last), min(j + 2, last), min(j + 3, last)
         at = keys - begin * row_bytes
         places = (at + j * row_bytes, at + a * row_bytes, at + b * row_bytes, at + c * row_bytes)
-        sums = dots_f32(places, (q,), head_dim)
+        sums = dots_f32(places, (q,), head_dim, places[0] + 4 * row_bytes)
         s[j] = sums[0] * scale
         s[a] = sums[1] * scale
         s[b] = sums[2] * scale

@@ -24,6 +24,9 @@ __all__ = ["dot", "dots_bf16", "dots_f32", "dots_int4", "dots_int8"]
 BLOCK: Final = 128
 """Columns in 64 bytes of `int4-g64`: two groups."""
 
+LINE: Final = 64
+"""Bytes of a cache line."""
+
 Builder = Any  # llvmlite has no types
 Widen = Callable[[Builder, Any], Any]
 
@@ -50,6 +53,13 @@ def _padded_copy(builder: Builder, source: Any, count: Any, element: Any, length
     return builder.bitcast(buffer, I8.as_pointer())
 
 
+def _prefetch_lines(builder: Builder, start: Any, step: Any, lines: int) -> None:
+    """Asks for the lines of step number `step`, where each step reads `lines` of them one after the other."""
+    at = lanes.offset(builder, start, builder.mul(step, ir.Constant(I64, lines * LINE)))
+    for line in range(lines):
+        lanes.prefetch(builder, lanes.offset(builder, at, line * LINE))
+
+
 class _Sums:
     """Accumulators of sixteen lanes for each pair of an activation row and a weight row."""
 
@@ -71,7 +81,9 @@ class _Sums:
         return [lanes.sum_lanes(self.builder, self.builder.load(cell)) for row in self.cells for cell in row]
 
 
-def _flat(builder: Builder, element: Any, widen: Widen | None, w: list[Any], x: list[Any], cols: Any) -> list[Any]:
+def _flat(
+    builder: Builder, element: Any, widen: Widen | None, w: list[Any], x: list[Any], cols: Any, after: Any
+) -> list[Any]:
     """Dot products where one weight is one element of memory."""
     size = 4 if element == F32 else element.width // 8
     sums = _Sums(builder, len(x), len(w))
@@ -87,6 +99,7 @@ def _flat(builder: Builder, element: Any, widen: Widen | None, w: list[Any], x: 
     with cgutils.for_range(builder, builder.udiv(cols, ir.Constant(I64, LANES))) as loop:
         at_w = builder.mul(loop.index, ir.Constant(I64, LANES * size))
         at_x = builder.mul(loop.index, ir.Constant(I64, LANES * 4))
+        _prefetch_lines(builder, after, loop.index, -(-LANES * size * len(w) // LINE))
         step([lanes.offset(builder, p, at_w) for p in w], [lanes.offset(builder, p, at_x) for p in x])
     tail = builder.urem(cols, ir.Constant(I64, LANES))
     with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
@@ -127,7 +140,7 @@ def _codes(builder: Builder, raw: Any, *, high: bool) -> Any:
     return builder.sitofp(builder.sub(code, lanes.lane_ints(8)), lanes.VF32)
 
 
-def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any) -> list[Any]:
+def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
     """Dot products of `int4-g64`: per group a sum from zero, then added times the group's scale."""
     sums = _Sums(builder, len(x), len(w))
     chunks = range(0, 64, LANES)
@@ -154,6 +167,7 @@ def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: A
 
     whole = builder.udiv(cols, ir.Constant(I64, BLOCK))
     with cgutils.for_range(builder, whole) as loop:
+        _prefetch_lines(builder, after, loop.index, len(w))
         step(moved(w, loop.index, 64), moved(s, loop.index, 4), moved(x, loop.index, BLOCK * 4))
     tail = builder.urem(cols, ir.Constant(I64, BLOCK))
     with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
@@ -168,50 +182,55 @@ def _pointers(builder: Builder, addresses: Any) -> list[Any]:
 
 def _signature(w: Any, *arguments: Any) -> Any:
     """Addresses in tuples of int64; the result is a tuple of float32, one per pair, row by row."""
-    inputs = arguments[-2]
+    inputs = arguments[-3]
     return types.UniTuple(types.float32, w.count * inputs.count)(w, *arguments)
 
 
 def _flat_dots(element: Any, widen: Widen | None) -> Callable[..., Any]:
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        w, x, cols = arguments
-        totals = _flat(builder, element, widen, _pointers(builder, w), _pointers(builder, x), cols)
+        w, x, cols, after = arguments
+        ahead = builder.inttoptr(after, I8.as_pointer())
+        totals = _flat(builder, element, widen, _pointers(builder, w), _pointers(builder, x), cols, ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return generate
 
 
 @intrinsic
-def dots_f32(_typing: Any, w: Any, x: Any, cols: Any) -> Any:
-    """Dot products of float32 weight rows at addresses `w` with activation rows at addresses `x`."""
-    return _signature(w, x, cols), _flat_dots(F32, None)
+def dots_f32(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
+    """Dot products of float32 weight rows at addresses `w` with activation rows at addresses `x`.
+
+    `after` is where the weights of the next call begin; their lines are asked for on the way.
+    """
+    return _signature(w, x, cols, after), _flat_dots(F32, None)
 
 
 @intrinsic
-def dots_bf16(_typing: Any, w: Any, x: Any, cols: Any) -> Any:
+def dots_bf16(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for bf16 weights."""
-    return _signature(w, x, cols), _flat_dots(I16, _bf16)
+    return _signature(w, x, cols, after), _flat_dots(I16, _bf16)
 
 
 @intrinsic
-def dots_int8(_typing: Any, w: Any, x: Any, cols: Any) -> Any:
+def dots_int8(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for int8 weights, before the row's scale."""
-    return _signature(w, x, cols), _flat_dots(I8, _int8)
+    return _signature(w, x, cols, after), _flat_dots(I8, _int8)
 
 
 @intrinsic
-def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any) -> Any:
+def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for `int4-g64` weights, whose float16 scales begin at addresses `s`."""
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         pointers = [_pointers(builder, a) for a in arguments[:3]]
-        totals = _grouped(builder, pointers[0], pointers[1], pointers[2], arguments[3])
+        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
+        totals = _grouped(builder, pointers[0], pointers[1], pointers[2], arguments[3], ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
-    return _signature(w, s, x, cols), generate
+    return _signature(w, s, x, cols, after), generate
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def dot(a: int, b: int, length: int) -> Any:
     """The dot product of two float32 vectors at addresses."""
-    return dots_f32((a,), (b,), length)[0]
+    return dots_f32((a,), (b,), length, a)[0]

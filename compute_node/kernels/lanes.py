@@ -34,6 +34,7 @@ __all__ = [
     "lanes_at",
     "larger32",
     "offset",
+    "prefetch",
     "splat",
     "sum_lanes",
     "zero_lanes",
@@ -73,6 +74,14 @@ def lanes_at(builder: ir.IRBuilder, pointer: Any, element: Any = F32) -> Any:
     """Loads sixteen elements from a byte pointer; no alignment is assumed."""
     typed = builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer())
     return builder.load(typed, align=1)
+
+
+def prefetch(builder: ir.IRBuilder, pointer: Any) -> None:
+    """Asks for the cache line at a byte pointer, into L2; it need not be mapped. Changes no result."""
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, keep, data = (ir.Constant(I32, value) for value in (0, 2, 1))
+    builder.call(ask, [pointer, read, keep, data])
 
 
 def splat(builder: ir.IRBuilder, value: Any) -> Any:

@@ -53,15 +53,15 @@ def _place(base: int, stride: int, index: int, row: int) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _dots(weight_format: int, w: Any, s: Any, x: Any, cols: int) -> Any:
+def _dots(weight_format: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
     """Four weight rows with one or four activation rows."""
     if weight_format == BF16_FORMAT:
-        return dots_bf16(w, x, cols)
+        return dots_bf16(w, x, cols, after)
     if weight_format == INT8_FORMAT:
-        return dots_int8(w, x, cols)
+        return dots_int8(w, x, cols, after)
     if weight_format == INT4_FORMAT:
-        return dots_int4(w, s, x, cols)
-    return dots_f32(w, x, cols)
+        return dots_int4(w, s, x, cols, after)
+    return dots_f32(w, x, cols, after)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -90,6 +90,7 @@ def matmul_rows(args: int, lo: int, hi: int) -> None:
             o = (column, min(column + 1, hi - 1), min(column + 2, hi - 1), min(column + 3, hi - 1))
             d, step = m[DATA], m[DATA_STRIDE]
             w = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
+            after = w[0] + 4 * step
             d, step = m[SCALES], m[SCALES_STRIDE]
             s = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
             row = tile
@@ -100,14 +101,14 @@ def matmul_rows(args: int, lo: int, hi: int) -> None:
                     _place(x, x_stride, x_index, row + 2),
                     _place(x, x_stride, x_index, row + 3),
                 )
-                sums = _dots(m[FORMAT], w, s, places, m[COLS])
+                sums = _dots(m[FORMAT], w, s, places, m[COLS], after)
                 _store(m, row, o, sums[0:4])
                 _store(m, row + 1, o, sums[4:8])
                 _store(m, row + 2, o, sums[8:12])
                 _store(m, row + 3, o, sums[12:16])
                 row += 4
             while row < end:
-                _store(m, row, o, _dots(m[FORMAT], w, s, (_place(x, x_stride, x_index, row),), m[COLS]))
+                _store(m, row, o, _dots(m[FORMAT], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
                 row += 1
 
 
