@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,9 +72,13 @@ def embedded_store(progress: Callable[[str], None]) -> ExpertStore:
         raise UsageError("the package compute_node is not installed; it brings the embedded model")
     checkpoint = Path(spec.submodule_search_locations[0]) / "embedded"
     store = _cache_directory() / f"embedded-{_EXPERTS_FORMAT}-{_identity(checkpoint)}"
-    with contextlib.suppress(TierdError):
+    try:
         return ExpertStore.open(store)
-    progress("converting the embedded model (once)")
+    except StoreDamaged:
+        progress("the cached store of the embedded model is damaged; converting it again")
+        shutil.rmtree(store)
+    except UsageError:
+        progress("converting the embedded model (once)")
     store.parent.mkdir(parents=True, exist_ok=True)
     try:
         convert(checkpoint, store, experts=_EXPERTS_FORMAT)
