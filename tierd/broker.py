@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from tierd.devices.device import Device, RecordRead
+from tierd.clock import Clock, Timer
+from tierd.devices.device import Device
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
+from tierd.interfaces import Catalogue, ResidentMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.requests import (
     AcquireRequest,
@@ -36,71 +37,7 @@ from tierd.requests import (
     Refused,
 )
 
-__all__ = ["Broker", "Catalogue", "Clock", "ResidentMemory", "Timer"]
-
-
-class Timer(Protocol):
-    """A call that can still be called off."""
-
-    def cancel(self) -> None:
-        """Call it off; harmless when it has happened."""
-
-
-class Clock(Protocol):
-    """Time in seconds and calls at a time; an asyncio loop is one."""
-
-    def time(self) -> float:
-        """Seconds since some fixed moment."""
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
-        """Call `callback` after `delay` seconds."""
-
-
-class Catalogue(Protocol):
-    """The store as the broker sees it."""
-
-    def flat(self, layer: int, expert: int) -> int:
-        """Flat number of an expert; LimitExceeded for a layer or expert that the store does not have."""
-
-    def record(self, flat: int) -> RecordRead:
-        """Where the record of a flat expert number lies."""
-
-
-class ResidentMemory(Protocol):
-    """The arena as the broker sees it: slots in shared memory and the table that tells readers of them."""
-
-    slots: int
-
-    @property
-    def granted(self) -> int:
-        """Ready slots with at least one grant."""
-
-    def take(self) -> int | None:
-        """A free slot; None if there is none."""
-
-    def view(self, slot: int, nbytes: int) -> memoryview:
-        """The writable memory of a filling slot."""
-
-    def fill(self, slot: int, expert: int) -> None:
-        """A read of `expert` into the free slot begins."""
-
-    def publish(self, slot: int) -> int:
-        """The filling slot holds its expert, verified: make it visible, and return its table word."""
-
-    def unpublish(self, slots: Sequence[int]) -> None:
-        """The ready, ungranted slots leave the table, behind one fence; they are the caller's free slots then."""
-
-    def give_back(self, slot: int) -> None:
-        """The filling slot was not filled and is free again; its last system call has returned."""
-
-    def grant(self, slot: int) -> None:
-        """One more session reads the ready slot."""
-
-    def ungrant(self, slot: int) -> None:
-        """One session less reads it."""
-
-    def grants(self, slot: int) -> int:
-        """How many sessions read it."""
+__all__ = ["Broker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +48,6 @@ class _Resident:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    slot: int
     waiters: list[_Acquire] = field(default_factory=list)
 
 
@@ -302,15 +238,14 @@ class Broker:
                 reading.waiters.append(acquire)
             else:
                 starting.append(flat)
-        for flat, slot in zip(starting, self._make_room(len(starting)), strict=True):
+        slots = self._make_room(len(starting))
+        for flat, slot in zip(starting, slots, strict=True):
             self._policy.inserted(flat)
             self._policy.used(flat)
             self._memory.fill(slot, flat)
-            self._reading[flat] = _Reading(slot, [acquire])
-        for flat in starting:
-            record = self._catalogue.record(flat)
-            view = self._memory.view(self._reading[flat].slot, record.nbytes)
-            self._device.submit(record, view, partial(self._landed, flat))
+            self._reading[flat] = _Reading([acquire])
+        for flat, slot in zip(starting, slots, strict=True):
+            self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
         self._settle(acquire)
@@ -340,16 +275,17 @@ class Broker:
 
     # What the drive calls back.
 
-    def _landed(self, flat: int, error: DriveError | None) -> None:
+    def _landed(self, flat: int, error: DriveError | None, slot: int) -> None:
+        """The read of an expert ended, in the slot that it was given or in a spare one."""
         reading = self._reading.pop(flat)
         if error is not None:
-            self._memory.give_back(reading.slot)
+            self._memory.give_back(slot)
             self._policy.removed(flat)
             reason = Reason.DATA_LOSS if isinstance(error, DataLoss | ChecksumMismatch) else Reason.UNAVAILABLE
             for acquire in reading.waiters:
                 self._refuse(acquire, [flat], reason, str(error), tell=True)
         else:
-            resident = _Resident(reading.slot, self._memory.publish(reading.slot))
+            resident = _Resident(slot, self._memory.publish(slot))
             self._resident[flat] = resident
             for acquire in reading.waiters:
                 granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))

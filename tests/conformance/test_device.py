@@ -23,6 +23,20 @@ SHARDS, RECORDS = 3, 8
 SIZES = (4096, 20480, 69632)
 
 
+class OneSlot:
+    """Memory of a single attempt, with no spare."""
+
+    def __init__(self, into):
+        self.into = into
+
+    def view(self, slot, nbytes):
+        del slot, nbytes
+        return self.into
+
+    def take_spare(self, expert):
+        del expert
+
+
 class Drive:
     """Shard files whose every byte follows from its expert, a device over them, and the broker's side of its calls."""
 
@@ -44,6 +58,7 @@ class Drive:
                 os.fsync(file.fileno())
         self.thread = threading.get_ident()
         self.calls: list[int] = []
+        self.slots = 0
         self.device: Device = make(self.paths, asyncio.get_running_loop().call_soon_threadsafe)
 
     def memory(self, nbytes):
@@ -56,12 +71,15 @@ class Drive:
         """A future of the error that `done` brings; it fails if `done` comes twice, or on another thread."""
         future = asyncio.get_running_loop().create_future()
 
-        def done(error):
+        slot = self.slots = self.slots + 1
+
+        def done(error, landed):
             assert threading.get_ident() == self.thread
+            assert landed == slot
             self.calls.append(read.expert)
             future.set_result(error)
 
-        self.device.submit(read, into, done)
+        self.device.submit(read, slot, OneSlot(into), done)
         return future
 
     async def read(self, read, into=None):
@@ -101,6 +119,24 @@ class DeviceConformance:
         assert drive.device.stats.in_flight == 1
         assert await pending is None
         assert drive.device.stats.in_flight == 0
+
+    async def test_a_read_is_withdrawn_before_it_begins_or_not_at_all(self, drive):
+        wanted = drive.reads * 4
+        memory = [drive.memory(read.nbytes) for read in wanted]
+        pending = list(map(drive.submit, wanted, memory))
+        withdrawn = {slot for slot in range(len(wanted), 0, -1) if drive.device.withdraw(slot)}
+        assert not any(drive.device.withdraw(slot) for slot in withdrawn)
+        assert drive.device.stats.in_flight == len(wanted) - len(withdrawn)
+        for slot, (read, into, future) in enumerate(zip(wanted, memory, pending, strict=True), start=1):
+            if slot in withdrawn:
+                assert not future.done()
+            else:
+                assert await future is None
+                assert into == drive.content[read.expert]
+        assert await drive.reads_right(drive.reads[0])
+        assert not any(pending[slot - 1].done() for slot in withdrawn)
+        assert all(memory[slot - 1] == b"\xaa" * memory[slot - 1].nbytes for slot in withdrawn)
+        assert not drive.device.withdraw(1)
 
     async def test_many_reads_at_once_each_get_their_own_bytes_and_one_done(self, drive):
         wanted = [drive.reads[n * 5 % len(drive.reads)] for n in range(200)]

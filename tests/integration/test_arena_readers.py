@@ -84,9 +84,13 @@ class Churn:
         checksum = xxhash.xxh3_64_intdigest(bytes([expert]) * NBYTES)
         self.device.submit(
             RecordRead(expert, 0, expert, 0, expert * NBYTES, NBYTES, checksum),
-            self.payload.view(slot * NBYTES, NBYTES),
-            lambda error: self.landed(slot, expert, error),
+            slot,
+            self,
+            lambda error, slot: self.landed(slot, expert, error),
         )
+
+    def view(self, slot, nbytes):
+        return self.payload.view(slot * NBYTES, nbytes)
 
     async def replaced_all(self):
         """Wait until every slot was refilled several times."""

@@ -219,11 +219,22 @@ def test_a_device_over_a_missing_file_leaves_nothing_open(tmp_path, path):
         FileDevice("nvme", [path], lambda call: call(), threads=0)
 
 
+class OneSlot:
+    """Memory of a single attempt."""
+
+    def __init__(self):
+        self.block = memoryview(mmap.mmap(-1, 4096))
+
+    def view(self, slot, nbytes):
+        del slot, nbytes
+        return self.block
+
+
 def test_reads_that_end_after_the_loop_was_closed_are_dropped_quietly(path):
     loop = asyncio.new_event_loop()
     device = FileDevice("nvme", [path], loop.call_soon_threadsafe, threads=1)
     loop.close()
-    device.submit(RecordRead(0, 0, 0, 0, 0, 4096, 0), memoryview(mmap.mmap(-1, 4096)), pytest.fail)
+    device.submit(RecordRead(0, 0, 0, 0, 0, 4096, 0), 0, OneSlot(), pytest.fail)
     device.close()
 
 
@@ -241,13 +252,13 @@ def test_a_drive_that_never_answers_does_not_hold_up_closing(monkeypatch, path):
     device = FileDevice("dead", [path], lambda call: call(), threads=1, close_timeout=0.05)
     monkeypatch.setattr(os, "preadv", hanging)
     data = path.read_bytes()[:4096]
-    into = memoryview(mmap.mmap(-1, 4096))
+    memory = OneSlot()
 
-    def done(error):
+    def done(error, _slot):
         errors.append(error)
         finished.set()
 
-    device.submit(RecordRead(0, 0, 0, 0, 0, 4096, xxhash.xxh3_64_intdigest(data)), into, done)
+    device.submit(RecordRead(0, 0, 0, 0, 0, 4096, xxhash.xxh3_64_intdigest(data)), 0, memory, done)
     assert asked.wait(10)
     with structlog.testing.capture_logs() as logs:
         device.close()
@@ -255,7 +266,7 @@ def test_a_drive_that_never_answers_does_not_hold_up_closing(monkeypatch, path):
     answer.set()
     assert finished.wait(10)
     assert errors == [None], "its descriptor was still the right one"
-    assert into == data
+    assert memory.block == data
 
 
 def test_something_unforeseen_inside_a_read_still_ends_in_done(monkeypatch, path):
@@ -264,11 +275,11 @@ def test_something_unforeseen_inside_a_read_still_ends_in_done(monkeypatch, path
     device = FileDevice("nvme", [path], lambda call: call())
     monkeypatch.setattr(ShardFile, "read", lambda *_: 1 // 0)
 
-    def done(error):
+    def done(error, _slot):
         results.append(error)
         finished.set()
 
-    device.submit(RecordRead(0, 3, 5, 0, 0, 4096, 0), memoryview(mmap.mmap(-1, 4096)), done)
+    device.submit(RecordRead(0, 3, 5, 0, 0, 4096, 0), 0, OneSlot(), done)
     assert finished.wait(10)
     device.close()
     assert "layer 3, expert 5: unforeseen ZeroDivisionError" in results[0].message

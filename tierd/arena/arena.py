@@ -8,7 +8,7 @@ from pathlib import Path
 from tierd.arena.attach_wire import ArenaOffer
 from tierd.arena.fence import WriterFence
 from tierd.arena.memory import SharedPayload
-from tierd.arena.slots import SlotCounts, SlotTable
+from tierd.arena.slots import SlotCounts, SlotState, SlotTable
 from tierd.arena.table import ABSENT, MAX_SLOTS, ResidencyTable
 from tierd.errors import UsageError
 
@@ -20,19 +20,36 @@ class Arena:
 
     It keeps the order on which readers without locks rely: a word leaves the table, then a full fence, then the slot
     is reused; bytes are complete and checked, then the generation rises, a fence, then the word is published.
+
+    Attributes:
+        slots: how many experts fit.
+        spares: slots on top, for reads that go on beside another read of the same expert. Any slot may serve as one;
+            so many are kept back.
+        slot_bytes: size of a slot.
     """
 
-    def __init__(self, payload: SharedPayload, table: ResidencyTable, *, slots: int, slot_bytes: int) -> None:
+    def __init__(
+        self, payload: SharedPayload, table: ResidencyTable, *, slots: int, slot_bytes: int, spares: int = 0
+    ) -> None:
         self.slots = slots
+        self.spares = spares
         self.slot_bytes = slot_bytes
         self._payload = payload
         self._table = table
-        self._states = SlotTable(slots)
+        self._states = SlotTable(slots + spares)
+        self._spares_in_use = 0
         self._fence = WriterFence()
 
     @classmethod
     def create(
-        cls, *, arena_bytes: int, slot_bytes: int, experts: int, boot_id: bytes, directory: Path | None = None
+        cls,
+        *,
+        arena_bytes: int,
+        slot_bytes: int,
+        experts: int,
+        boot_id: bytes,
+        directory: Path | None = None,
+        spares: int = 0,
     ) -> Arena:
         """An arena of as many slots as fit `arena_bytes`, but no more than there are experts.
 
@@ -42,21 +59,22 @@ class Arena:
             experts: entries of the residency table.
             boot_id: 16 random bytes of this start of the daemon.
             directory: a tmpfs directory for the payload; None takes anonymous shared memory.
+            spares: slots beyond `arena_bytes`, see `Arena.spares`.
 
         Raises:
             UsageError: not even one record fits.
             ArenaError: the memory cannot be had.
         """
-        slots = min(arena_bytes // slot_bytes, experts, MAX_SLOTS)
+        slots = min(arena_bytes // slot_bytes, experts, MAX_SLOTS - spares)
         if slots < 1:
             raise UsageError(
                 f"--arena: {arena_bytes} bytes hold no expert; one takes {slot_bytes} bytes",
                 hint=f"Give at least {slot_bytes} bytes.",
             )
-        payload = SharedPayload.create(slots * slot_bytes, directory)
-        table = ResidencyTable.create(boot_id, slot_bytes=slot_bytes, slots=slots, entries=experts)
+        payload = SharedPayload.create((slots + spares) * slot_bytes, directory)
+        table = ResidencyTable.create(boot_id, slot_bytes=slot_bytes, slots=slots + spares, entries=experts)
         payload.start_prefault()
-        return cls(payload, table, slots=slots, slot_bytes=slot_bytes)
+        return cls(payload, table, slots=slots, slot_bytes=slot_bytes, spares=spares)
 
     def __repr__(self) -> str:
         return f"<Arena {self.slots} slots of {self.slot_bytes} bytes, {self._states!r}>"
@@ -81,7 +99,7 @@ class Arena:
         return self._states.counts().granted
 
     def counts(self) -> SlotCounts:
-        """Slots by state; they add up to `slots`."""
+        """Slots by state; they add up to `slots` and `spares`."""
         return self._states.counts()
 
     def offer(self) -> ArenaOffer:
@@ -93,13 +111,36 @@ class Arena:
             table_fd=self._table.reader_fd(),
             boot_id=header.boot_id,
             slot_bytes=self.slot_bytes,
-            slots=self.slots,
+            slots=header.slots,
             entries=header.entries,
         )
 
     def take(self) -> int | None:
-        """A free slot; None if there is none."""
+        """A free slot that is not kept back as a spare one; None if there is none."""
+        if self._states.available <= self.spares - self._spares_in_use:
+            return None
         return self._states.take_free()
+
+    def take_spare(self, expert: int) -> int | None:
+        """A spare slot, into which a read of `expert` begins; None when all are in use."""
+        if self._spares_in_use >= self.spares:
+            return None
+        slot = self._states.take_free()
+        if slot is not None:
+            self._spares_in_use += 1
+            self._states.fill(slot, expert)
+        return slot
+
+    def abandon(self, slot: int) -> None:
+        """Nobody waits for what comes into the filling slot any more, but a system call may still write to it."""
+        self._states.abandon(slot)
+
+    def return_spare(self, slot: int) -> None:
+        """The filling or abandoned slot's last system call has returned: it is free, and a spare one is at hand."""
+        if self._states.state(slot) is SlotState.FILLING:
+            self._states.abandon(slot)
+        self._states.free(slot)
+        self._spares_in_use -= 1
 
     def view(self, slot: int, nbytes: int) -> memoryview:
         """The writable memory of a filling slot."""

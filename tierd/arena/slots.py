@@ -77,6 +77,11 @@ class SlotTable:
         parts += [f"{n[s]} {s.value}" for s in (SlotState.RETIRED, SlotState.ABANDONED) if n[s]]
         return f"slots: {', '.join(parts)}"
 
+    @property
+    def available(self) -> int:
+        """Slots that `take_free` can still give."""
+        return len(self._free_list)
+
     def take_free(self) -> int | None:
         """A free slot, now off the free list, for `fill` or `give_back`; None when there is none."""
         if not self._free_list:

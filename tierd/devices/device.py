@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from tierd.errors import DriveError
 
-__all__ = ["Device", "DeviceStats", "ReadDone", "RecordRead"]
+__all__ = ["AttemptMemory", "Device", "DeviceStats", "ReadDone", "RecordRead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,33 @@ class RecordRead:
     xxh3: int
 
 
-ReadDone = Callable[[DriveError | None], None]
-"""Called exactly once per submitted read, on the broker's thread, once no system call touches the memory."""
+ReadDone = Callable[[DriveError | None, int], None]
+"""Called exactly once per submitted read, on the broker's thread, with the error or None and with a slot.
+
+Without an error that slot holds the verified bytes. With one it is the slot to give back. In both cases its last
+system call has returned, and it is the caller's again. It may be another slot than the one that was submitted.
+"""
+
+
+class AttemptMemory(Protocol):
+    """The arena as a device sees it. A read cannot be called back, so every attempt needs a slot of its own.
+
+    The first attempt has the slot that came with `Device.submit`; a retry or hedge beside a running attempt takes a
+    spare one. For each spare slot taken, one slot of the same expert comes back through `return_spare`: the spare one
+    itself, or the first one if the spare one was handed to `ReadDone`.
+    """
+
+    def view(self, slot: int, nbytes: int) -> memoryview:
+        """The writable memory of a filling slot, page-aligned."""
+
+    def take_spare(self, expert: int) -> int | None:
+        """A spare slot, into which a read of `expert` begins; None when all are in use."""
+
+    def abandon(self, slot: int) -> None:
+        """Nobody waits for what comes into the filling slot any more, but a system call may still write to it."""
+
+    def return_spare(self, slot: int) -> None:
+        """The filling or abandoned slot's last system call has returned: it is free, and a spare one is at hand."""
 
 
 @dataclass(slots=True)
@@ -73,11 +98,18 @@ class Device(Protocol):
     name: str
     stats: DeviceStats
 
-    def submit(self, read: RecordRead, into: memoryview, done: ReadDone) -> None:
-        """Start reading `read.nbytes` bytes into `into` (writable, page-aligned, exactly that long) and return at once.
+    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+        """Start reading `read.nbytes` bytes into the filling `slot` of `memory` and return at once.
 
-        The record's checksum is verified off the broker's thread before `done(None)` is called. Every failure, a short
-        read and a vanished file included, arrives as a `DriveError` in `done`, with path, offset and length.
+        The record's checksum is verified off the broker's thread before `done(None, slot)` is called. Every failure, a
+        short read and a vanished file included, arrives as a `DriveError` in `done`, with path, offset and length.
+        """
+
+    def withdraw(self, slot: int) -> bool:
+        """Take back the read into `slot` if it has not begun.
+
+        Returns:
+            True if so: its `done` is never called, and the slot is the caller's. False if it has begun or ended.
         """
 
     def close(self) -> None:

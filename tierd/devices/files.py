@@ -11,13 +11,13 @@ import errno
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import xxhash
 
-from tierd.devices.device import DeviceStats, ReadDone, RecordRead
+from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
 from tierd.errors import ChecksumMismatch, DriveError, UsageError
 
@@ -36,9 +36,19 @@ _log = structlog.get_logger(__name__)
 @dataclass(slots=True)
 class _Job:
     read: RecordRead
+    slot: int
     into: memoryview
     done: ReadDone
     submitted: float
+    tickets: list[None] = field(default_factory=lambda: [None])
+
+    def claim(self) -> bool:
+        """True for the one caller who may begin the read or withdraw it; list operations are atomic."""
+        try:
+            self.tickets.pop()
+        except IndexError:
+            return False
+        return True
 
 
 class FileDevice:
@@ -98,6 +108,7 @@ class FileDevice:
             )
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._by_slot: dict[int, _Job] = {}
         self._threads = [
             threading.Thread(target=self._work, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads)
         ]
@@ -108,14 +119,25 @@ class FileDevice:
         mode = "direct" if self.stats.direct else "buffered"
         return f"<FileDevice {self.name}: {len(self._files)} files, {mode}, {self.stats.in_flight} in flight>"
 
-    def submit(self, read: RecordRead, into: memoryview, done: ReadDone) -> None:
+    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
         """See `Device.submit`. Called on the broker's thread only; returns at once."""
         self.stats.in_flight += 1
-        job = _Job(read, into, done, time.perf_counter())
+        job = _Job(read, slot, memory.view(slot, read.nbytes), done, time.perf_counter())
+        self._by_slot[slot] = job
         if self._closing.is_set():
             self._finish(job, self._refusal(read, "the drive is closed", errno.ECANCELED), 0.0, 0.0)
         else:
             self._jobs.put(job)
+
+    def withdraw(self, slot: int) -> bool:
+        """See `Device.withdraw`. Called on the broker's thread only."""
+        job = self._by_slot.get(slot)
+        if job is None or not job.claim():
+            return False
+        del self._by_slot[slot]
+        job.into = memoryview(b"")
+        self.stats.in_flight -= 1
+        return True
 
     def close(self) -> None:
         """Fail what has not started, wait for what has, then give back threads and descriptors.
@@ -139,6 +161,8 @@ class FileDevice:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            if not job.claim():
+                continue
             started = time.perf_counter()
             error: DriveError | None
             if self._closing.is_set():
@@ -179,9 +203,11 @@ class FileDevice:
 
     def _finish(self, job: _Job, error: DriveError | None, queued: float, reading: float) -> None:
         """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""
-        done, nbytes = job.done, job.read.nbytes
+        done, slot, nbytes = job.done, job.slot, job.read.nbytes
 
         def report() -> None:
+            if self._by_slot.get(slot) is job:
+                del self._by_slot[slot]
             stats = self.stats
             stats.in_flight -= 1
             stats.queue_seconds += queued
@@ -193,7 +219,7 @@ class FileDevice:
             else:
                 stats.errors += 1
                 stats.checksum_failures += isinstance(error, ChecksumMismatch)
-            done(error)
+            done(error, slot)
 
         job.into = memoryview(b"")
         try:
