@@ -26,8 +26,8 @@ check: setup  ## lint, format, types, import rules, protocol, generated stubs, p
 bench: setup  ## measure the main job on real geometries
 	@$(BIN)/python tests/bench/main_job.py
 
-soak: setup  ## run the long concurrency and stress tests
-	@$(BIN)/python -m pytest -m soak --timeout=1800 --hypothesis-profile=explore
+soak: setup  ## run the stress tests for long, and let hypothesis explore
+	@$(BIN)/python -m pytest -m "soak or stress or hypothesis" --soak-factor=40 --hypothesis-profile=explore --timeout=1800
 
 proto: setup  ## generate tierd/api from proto/
 	@.ci/generate .

@@ -45,11 +45,27 @@ def pytest_addoption(parser):
         default="uvloop",
         help="event loop of asyncio tests (add --asyncio-debug for asyncio's debug mode)",
     )
+    parser.addoption(
+        "--soak-factor", type=int, default=1, metavar="N", help="do N times the rounds of every stress test"
+    )
 
 
 def pytest_asyncio_loop_factories(config, item):  # noqa: ARG001  # the hook's signature
     name = config.getoption("--event-loop")
     return {name: LOOPS[name]}
+
+
+@pytest.fixture(scope="session")
+def soak_factor(pytestconfig) -> int:
+    """Return how many times its usual rounds a stress test should do; such a test also bears the marker `stress`."""
+    return pytestconfig.getoption("--soak-factor")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "soak_factor" in getattr(item, "fixturenames", ()):
+            item.add_marker("stress")
 
 
 def skipped_tests(config) -> list[str]:

@@ -29,9 +29,10 @@ NODE = f"""
 import sys
 from tierd.arena.attach import attach
 node = attach(sys.argv[1], bytes.fromhex(sys.argv[2]), 20)
+wanted = int(sys.argv[3])
 right = [bytes([e]) * {NBYTES} for e in range({EXPERTS})]
 kept = discarded = expert = 0
-while kept < {KEPT}:
+while kept < wanted:
     expert = (expert + 5) % {EXPERTS}
     word = node.table.load(expert)
     if word == 0:
@@ -44,7 +45,7 @@ while kept < {KEPT}:
     assert result == right[expert], (expert, hex(word), result[0], result[-1])
     kept += 1
     node.block.note_use(expert, kept)
-    if kept == {KEPT} // 4:
+    if kept == wanted // 4:
         print('busy', flush=True)
 print(kept, discarded, flush=True)
 sys.stdin.readline()
@@ -123,15 +124,16 @@ def shard(tmp_path):
     return path
 
 
-async def start_node(server, session, block, event, path):
+async def start_node(server, session, block, event, path, kept):
     token = server.offer(session, block_fd=block.fd, event_fd=event)
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", NODE, str(path), token.hex(),
+        sys.executable, "-c", NODE, str(path), token.hex(), str(kept),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
-async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tmp_path, shard):
+async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tmp_path, shard, soak_factor):
+    wanted = KEPT * soak_factor
     churn = Churn(shard)
     blocks = [SessionBlockReader.create(EXPERTS) for _ in range(3)]
     event = os.eventfd(0)
@@ -148,12 +150,12 @@ async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tm
     )
     server = AttachServer(socket_path, offer, gone.put_nowait)
     await server.start()
-    nodes = [await start_node(server, n, block, event, socket_path) for n, block in enumerate(blocks)]
+    nodes = [await start_node(server, n, block, event, socket_path, wanted) for n, block in enumerate(blocks)]
     for _ in range(IN_FLIGHT):
         churn.replace_one()
     paused, killed, _ = nodes
     for node in nodes:
-        assert await asyncio.wait_for(node.stdout.readline(), 60) == b"busy\n"
+        assert await asyncio.wait_for(node.stdout.readline(), 60 * soak_factor) == b"busy\n"
 
     # A node paused in the middle of a computation wakes to other bytes, and must notice.
     paused.send_signal(signal.SIGSTOP)
@@ -163,10 +165,10 @@ async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tm
     paused.send_signal(signal.SIGCONT)
 
     for number in (0, 2):
-        kept, _ = map(int, (await asyncio.wait_for(nodes[number].stdout.readline(), 60)).split())
-        assert kept == KEPT
+        kept, _ = map(int, (await asyncio.wait_for(nodes[number].stdout.readline(), 60 * soak_factor)).split())
+        assert kept == wanted
         _, counts = blocks[number].take_uses()
-        assert counts.sum() == KEPT, "the daemon counts the uses that the node counted"
+        assert counts.sum() == wanted, "the daemon counts the uses that the node counted"
         nodes[number].stdin.write(b"\n")
         assert await nodes[number].wait() == 0
     assert {await asyncio.wait_for(gone.get(), 20) for _ in range(2)} == {0, 2}
