@@ -181,7 +181,7 @@ class Conversion:
                 hint="Download the checkpoint again and convert into an empty directory.",
             )
         (self.target / (shard.file + PARTIAL_SUFFIX)).unlink(missing_ok=True)
-        check_space(self.plan, self.target, set(journal.finished), consume=self.consume, next_only=True)
+        check_space(self.plan, self.target, set(journal.finished) - {shard.file}, consume=self.consume, next_only=True)
         if isinstance(shard, DenseShardPlan):
             checksums = write_dense_shard(self.target, shard, report)
         else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dense_scales", "dense_windows", "encode_expert"]
 
-WINDOW_WEIGHTS: Final = 8 << 20
+WINDOW_WEIGHTS: Final = 2 << 20
 """Weights of a dense tensor that are in memory at once."""
 
 

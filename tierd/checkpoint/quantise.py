@@ -93,7 +93,7 @@ def quantise_int4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         uint8 [rows, ceil(cols/128) * 64] and float16 [rows, ceil(cols/128) * 2].
 
     Raises:
-        UsageError: a weight is NaN or infinite.
+        UsageError: a weight is NaN, infinite, or larger than 8 float16 scales can hold (524,032).
     """
     count, cols = weights.shape
     width = round_up(cols, INT4_BLOCK)
@@ -124,6 +124,11 @@ def _int4_groups(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     magnitude = np.abs(groups)
     extreme = np.take_along_axis(groups, magnitude.argmax(axis=1)[:, None], axis=1)[:, 0]
     _refuse_non_finite(extreme)
+    if np.abs(extreme).max(initial=0) > 8 * F16_MAX:
+        raise UsageError(
+            f"a weight of {np.abs(extreme).max():.3g} is beyond the range of int4-g64 (float16 scales)",
+            hint="Use --experts int8 or bf16.",
+        )
     best = _Int4Candidate(groups, extreme / np.float32(-8))
     for shrink in INT4_SHRINK:
         other = _Int4Candidate(groups, extreme * np.float32(shrink / -8))
@@ -140,7 +145,7 @@ class _Int4Candidate:
     __slots__ = ("error", "scale", "values")
 
     def __init__(self, groups: np.ndarray, scale: np.ndarray) -> None:
-        self.scale = np.clip(scale, -F16_MAX, F16_MAX).astype(np.float16)
+        self.scale = scale.astype(np.float16)
         wide = self.scale.astype(np.float32)[:, None]
         inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
         self.values = groups * inverse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -55,6 +56,7 @@ def convert(
     )
     if not as_json:
         _say_plan(conversion)
+        sys.stdout.flush()
     with ByteProgress("safe to stop; run again to go on") as bar:
 
         def show(state: ConversionProgress) -> None:

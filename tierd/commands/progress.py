@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -26,21 +27,27 @@ LINE_SECONDS: Final = 5.0
 
 
 class ByteProgress:
-    """A context in which `update` shows progress on standard error.
+    """A context in which `update` shows progress.
 
     Args:
         note: said behind the bar, e.g. that it is safe to stop.
+        stream: where to; standard error by default.
+        clock: seconds, rising.
     """
 
-    def __init__(self, note: str = "") -> None:
+    def __init__(
+        self, note: str = "", *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._note = note
-        self._started = self._said = time.monotonic()
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._started = self._said = clock()
         self._first: int | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if self._stream.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -49,7 +56,7 @@ class ByteProgress:
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
                 TextColumn(self._note, style="dim"),
-                console=Console(stderr=True),
+                console=Console(file=self._stream),
                 transient=True,
             )
             self._bar.start()
@@ -70,7 +77,7 @@ class ByteProgress:
             return
         if self._first is None:
             self._first = done
-        now = time.monotonic()
+        now = self._clock()
         if now - self._said < LINE_SECONDS and done < total:
             return
         if done >= total and self._said == self._started:
@@ -79,7 +86,7 @@ class ByteProgress:
         speed = (done - self._first) / max(now - self._started, 1e-9)
         left = f", about {_minutes((total - done) / speed)} left" if speed > 0 and done < total else ""
         share = 100 * done / total if total else 100
-        print(f"{label}  {share:.0f} %  {format_bytes(int(speed))}/s{left}", file=sys.stderr, flush=True)
+        print(f"{label}  {share:.0f} %  {format_bytes(int(speed))}/s{left}", file=self._stream, flush=True)
 
 
 def _minutes(seconds: float) -> str:
