@@ -21,6 +21,7 @@ class NodeSettings(LayeredSettings):
         rows: tokens of a prompt that are computed in one step.
         in_process: read the store without a daemon.
         arena: RAM for experts of a private daemon or of the process itself, as bytes or a share of all experts.
+        patience: seconds to wait for a daemon that went away in the middle of an answer.
         max_tokens: most tokens of an answer.
         temperature: 0 is greedy.
         top_k: 0 is off.
@@ -37,6 +38,7 @@ class NodeSettings(LayeredSettings):
     rows: Annotated[int, Field(ge=1, le=4096)] = 64
     in_process: bool = False
     arena: str | None = None
+    patience: Annotated[float, Field(ge=0, le=86400)] = 60.0
     max_tokens: Annotated[int, Field(ge=1)] = 256
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_k: Annotated[int, Field(ge=0, le=1 << 24)] = 0

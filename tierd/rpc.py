@@ -25,11 +25,12 @@ from tierd.errors import (
 __all__ = [
     "CHANNEL_OPTIONS",
     "CHUNK_BYTES",
+    "KEEPALIVE_SECONDS",
     "MAX_NAME_LENGTH",
     "PROTOCOL",
-    "SERVER_OPTIONS",
     "error_of",
     "read_safely",
+    "server_options",
     "status_of",
 ]
 
@@ -41,17 +42,25 @@ CHUNK_BYTES = 1 << 20
 
 MAX_NAME_LENGTH = 64
 
+KEEPALIVE_SECONDS = 10.0
+"""Silence after which a peer is asked for a sign of life; it has half as long again to give one."""
+
 _MAX_MESSAGE_BYTES = 4 << 20
-# A silent peer is noticed within the sum of the two. The server must permit the client's pings.
-_KEEPALIVE_MS = 10_000
-_KEEPALIVE_TIMEOUT_MS = 5_000
+
+
+def _keepalive(seconds: float) -> list[tuple[str, int | str]]:
+    return [
+        ("grpc.keepalive_time_ms", max(1, int(seconds * 1000))),
+        ("grpc.keepalive_timeout_ms", max(1, int(seconds * 500))),
+        # A session may be silent for hours; its pings must go on.
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.max_pings_without_data", 0),
+    *_keepalive(KEEPALIVE_SECONDS),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -59,17 +68,21 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-SERVER_OPTIONS: list[tuple[str, int | str]] = [
-    # Clients send control messages only; an acquire of every expert of a layer is a few kilobytes.
-    ("grpc.max_receive_message_length", 256 << 10),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", 256),
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
-    ("grpc.so_reuseport", 0),
-]
+
+def server_options(*, keepalive_seconds: float) -> list[tuple[str, int | str]]:
+    """The daemon's side. A node that is silent for one and a half times `keepalive_seconds` has left."""
+    return [
+        # Clients send control messages only; an acquire of every expert of a layer is a few kilobytes.
+        ("grpc.max_receive_message_length", 256 << 10),
+        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", 256),
+        ("grpc.max_metadata_size", 16 << 10),
+        *_keepalive(keepalive_seconds),
+        # The server must permit the client's pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
+        ("grpc.so_reuseport", 0),
+    ]
+
 
 _Message_co = TypeVar("_Message_co", covariant=True)
 

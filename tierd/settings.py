@@ -92,4 +92,7 @@ class ServeSettings(LayeredSettings):
     deadline_seconds: float = Field(60.0, gt=0, le=3600, description="bound on an answer where the node names none")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="bound on a graceful stop")
     max_sessions: int = Field(64, ge=1, le=4096, description="compute nodes at once")
+    keepalive_seconds: float = Field(
+        10.0, ge=0.1, le=3600, description="silence after which a node is asked for a sign of life"
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level that is logged")

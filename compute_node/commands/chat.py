@@ -50,6 +50,7 @@ def chat(
     context: options.Context = None,
     in_process: options.InProcessFlag = None,
     arena: options.Arena = None,
+    patience: options.Patience = None,
     config: options.Config = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows the commands."""
@@ -66,6 +67,7 @@ def chat(
         context=context,
         in_process=in_process,
         arena=arena,
+        patience=patience,
     )
     params = options.generation_params(settings, stop=[], ignore_eos=False)
     console = Console(stderr=True, highlight=False)

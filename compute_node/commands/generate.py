@@ -45,6 +45,7 @@ def generate(
     context: options.Context = None,
     in_process: options.InProcessFlag = None,
     arena: options.Arena = None,
+    patience: options.Patience = None,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
@@ -64,6 +65,7 @@ def generate(
         context=context,
         in_process=in_process,
         arena=arena,
+        patience=patience,
     )
     stops = [options.unicode_text(item, option="--stop") for item in stop or []]
     params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)

@@ -67,6 +67,7 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
         store,
         in_process=settings.in_process,
         arena=settings.arena,
+        patience=settings.patience,
         name=name,
         numerics=NUMERICS,
         kernel_path=path,

@@ -22,6 +22,7 @@ __all__ = [
     "InProcessFlag",
     "MaxTokens",
     "MinP",
+    "Patience",
     "Penalty",
     "Seed",
     "Store",
@@ -43,6 +44,9 @@ InProcessFlag = Annotated[
     bool | None, typer.Option("--in-process/--no-in-process", help="Read the store without a daemon.")
 ]
 Arena = Annotated[str | None, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of the model's experts.")]
+Patience = Annotated[
+    float | None, typer.Option("--patience", help="Seconds to wait for a daemon that went away. Default: 60.")
+]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only.")]

@@ -171,6 +171,7 @@ class Hello(_message.Message):
     KERNEL_PATH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     WANTS_ARENA_FIELD_NUMBER: _builtins.int
+    RESUMES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of this contract that the node speaks; this file is version 1."""
     fingerprint: _builtins.str
@@ -182,6 +183,8 @@ class Hello(_message.Message):
     """A name for logs and for people, at most 64 characters. Never a metric label."""
     wants_arena: _builtins.bool
     """Whether the node can map the daemon's shared memory, that is, runs on the same host."""
+    resumes: _builtins.bytes
+    """Attach token of the session that this one goes on with; empty for a node's first. The old session is ended."""
     def __init__(
         self,
         *,
@@ -191,10 +194,11 @@ class Hello(_message.Message):
         kernel_path: _builtins.str = ...,
         name: _builtins.str = ...,
         wants_arena: _builtins.bool = ...,
+        resumes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "kernel_path", b"kernel_path", "name", b"name", "numerics", b"numerics", "protocol", b"protocol", "wants_arena", b"wants_arena"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "kernel_path", b"kernel_path", "name", b"name", "numerics", b"numerics", "protocol", b"protocol", "resumes", b"resumes", "wants_arena", b"wants_arena"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,6 +216,7 @@ class Welcome(_message.Message):
     ATTACH_TOKEN_FIELD_NUMBER: _builtins.int
     MAX_EXPERTS_PER_ACQUIRE_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    LAST_ACQUIRE_ID_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     fingerprint: _builtins.str
     boot_id: _builtins.str
@@ -223,6 +228,8 @@ class Welcome(_message.Message):
     """Good for one attach within a few seconds."""
     max_experts_per_acquire: _builtins.int
     """An acquire may name at most this many experts; ask for more in waves."""
+    last_acquire_id: _builtins.int
+    """The last acquire of the resumed session that the daemon took and counted; 0 if it knows of none."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Configured names of the tiers, fastest first; notices refer to them by position."""
@@ -238,10 +245,11 @@ class Welcome(_message.Message):
         attach_token: _builtins.bytes = ...,
         max_experts_per_acquire: _builtins.int = ...,
         tiers: _abc.Iterable[_builtins.str] | None = ...,
+        last_acquire_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_path", b"attach_path", "attach_token", b"attach_token", "boot_id", b"boot_id", "fingerprint", b"fingerprint", "max_experts_per_acquire", b"max_experts_per_acquire", "protocol", b"protocol", "session_id", b"session_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_path", b"attach_path", "attach_token", b"attach_token", "boot_id", b"boot_id", "fingerprint", b"fingerprint", "last_acquire_id", b"last_acquire_id", "max_experts_per_acquire", b"max_experts_per_acquire", "protocol", b"protocol", "session_id", b"session_id", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

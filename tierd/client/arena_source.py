@@ -31,7 +31,8 @@ _RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 2.0
 # The daemon answers at its deadline; later than this beyond it, it does not answer at all.
 _GRACE_SECONDS = 5.0
-_TORN_RETRIES = 100
+# Bytes that changed under use, or a daemon that comes and goes.
+_MAX_REPEATS = 100
 
 _PHASES = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE}
 _OUTCOMES = {pb.OUTCOME_HIT: "hit", pb.OUTCOME_MISS: "miss", pb.OUTCOME_JOINED: "joined"}
@@ -43,6 +44,15 @@ class _Attached:
 
     link: SessionLink
     memory: Attachment
+
+
+class _SessionLost(Exception):
+    """The session ended under an acquire, or (None) before it was sent."""
+
+    def __init__(self, why: TierdError, *, acquire_id: int | None) -> None:
+        super().__init__(why.message)
+        self.why = why
+        self.acquire_id = acquire_id
 
 
 class ArenaSource:
@@ -105,24 +115,26 @@ class ArenaSource:
         """See `ExpertSource.visit`."""
         self.stats.visits += 1
         self.stats.requested += len(experts)
-        torn = 0
-        rest = list(experts)
+        first = list(experts)
         again: list[int] = []  # asked for before: counted once
-        while rest or again:
+        repeats = 0
+        while first or again:
             attached = self._attached if self._attached is not None else self._reattach()
-            wave_size = attached.link.welcome.max_experts_per_acquire
-            if again:
-                wave, again = again[:wave_size], again[wave_size:]
-                redo = self._wave(attached, layer, wave, use, step=step, phase=phase, repeated=True)
+            queue, repeated = (again, True) if again else (first, False)
+            wave = queue[: attached.link.welcome.max_experts_per_acquire]
+            redo: list[int] = []
+            try:
+                redo = self._wave(attached, layer, wave, use, step=step, phase=phase, repeated=repeated)
+            except _SessionLost as lost:
+                repeats = _bounded(repeats + 1, layer)
+                if not self._counted(lost) or repeated:
+                    continue
+                redo = wave
             else:
-                wave, rest = rest[:wave_size], rest[wave_size:]
-                redo = self._wave(attached, layer, wave, use, step=step, phase=phase, repeated=False)
-            if redo:
-                self.stats.repeated += len(redo)
-                torn += 1
-                if torn > _TORN_RETRIES:
-                    raise DeadlineExceeded(f"layer {layer}: experts changed under use {torn} times in a row")
-                again += redo
+                repeats = _bounded(repeats + bool(redo), layer)
+            del queue[: len(wave)]
+            self.stats.repeated += len(redo)
+            again += redo
 
     def close(self) -> None:
         """End the session and unmap the arena."""
@@ -135,8 +147,14 @@ class ArenaSource:
     def _wave(
         self, attached: _Attached, layer: int, wave: list[int], use: Use, *, step: int, phase: Phase, repeated: bool
     ) -> list[int]:
-        """Ask for the experts of a wave and use them as they come; returns those whose use is not certain."""
+        """Ask for the experts of a wave and use them as they come; returns those whose use is not certain.
+
+        Raises:
+            _SessionLost: the stream ended; nothing that was used is certain.
+        """
         link, memory = attached.link, attached.memory
+        if link.lost is not None:
+            raise _SessionLost(link.lost, acquire_id=None)
         self._acquires += 1
         acquire = pb.Acquire(
             id=self._acquires,
@@ -154,8 +172,7 @@ class ArenaSource:
         while missing:
             answer = self._next(attached, until)
             if isinstance(answer, TierdError):
-                self._lose(answer)
-                return wave
+                raise _SessionLost(answer, acquire_id=self._acquires)
             if answer.acquire_id != self._acquires:
                 continue  # the end of an acquire that was given up
             for ready in answer.ready:
@@ -173,12 +190,17 @@ class ArenaSource:
         return torn
 
     def _next(self, attached: _Attached, until: float) -> pb.Notice | TierdError:
-        """The next answer; the time without one is time without work."""
+        """The next answer; the time without one is time without work.
+
+        Raises:
+            DeadlineExceeded: the daemon is there and does not answer.
+        """
         begun = time.monotonic()
         try:
             answer = attached.link.inbox.get(timeout=max(0.0, until - begun))
         except Empty:
-            return DeadlineExceeded(f"{self._address} did not answer within {self._deadline + _GRACE_SECONDS:g} s")
+            message = f"{self._address} did not answer within {self._deadline + _GRACE_SECONDS:g} s"
+            raise DeadlineExceeded(message, hint="`tierd stats` shows what it is busy with.") from None
         waited = time.monotonic() - begun
         self.stats.wait_seconds += waited
         if isinstance(answer, pb.Notice):
@@ -197,14 +219,24 @@ class ArenaSource:
 
     # Losing the daemon and finding it again.
 
-    def _lose(self, why: TierdError) -> None:
-        """The session is over; its memory may be reused by the daemon, so nothing of it is trusted any more."""
-        if isinstance(why, LimitExceeded):
-            raise why
+    def _counted(self, lost: _SessionLost) -> bool:
+        """Find a daemon again; returns whether the acquire that was lost is in the daemon's counts already.
+
+        The session's memory may be reused by the daemon, so nothing of it is trusted any more.
+        """
+        if isinstance(lost.why, LimitExceeded):
+            raise lost.why
+        boot_id = self.boot_id
         attached, self._attached = self._attached, None
         if attached is not None:
+            self._hello.resumes = attached.link.welcome.attach_token
             self._detach(attached)
-        self._tell(f"tierd at {self._address} went away: {why.message}")
+        self._tell(f"tierd at {self._address} went away: {lost.why.message}")
+        welcome = self._reattach().link.welcome
+        if lost.acquire_id is None:
+            return False
+        # Whether a daemon that is gone had counted it cannot be known; that it had is likelier.
+        return self.boot_id != boot_id or lost.acquire_id <= welcome.last_acquire_id
 
     def _reattach(self) -> _Attached:
         """Wait for a daemon within the bound of patience."""
@@ -248,8 +280,16 @@ class ArenaSource:
         return _Attached(link, memory)
 
     def _detach(self, attached: _Attached) -> None:
-        attached.memory.close()
-        self._loop.run(attached.link.close(), seconds=_CONNECT_SECONDS, what="closing a session")
+        try:
+            self._loop.run(attached.link.close(), seconds=_CONNECT_SECONDS, what="closing a session")
+        finally:
+            attached.memory.close()
+
+
+def _bounded(repeats: int, layer: int) -> int:
+    if repeats > _MAX_REPEATS:
+        raise DeadlineExceeded(f"layer {layer} had to be asked for {repeats} times and never came whole")
+    return repeats
 
 
 def _error(layer: int, failed: pb.Failed) -> TierdError:

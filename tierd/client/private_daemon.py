@@ -27,7 +27,7 @@ _REFUSED = 2
 
 
 class PrivateDaemon:
-    """`tierd serve` as a child process on a socket of its own.
+    """`tierd serve` as a child process on a socket of its own. It ends with this process, however that ends.
 
     Args:
         store: directory of a store.
@@ -43,10 +43,11 @@ class PrivateDaemon:
         self.address = Address(path=self._folder / f"{secrets.token_hex(4)}.sock")
         self._log = self._folder / "daemon.log"
         command = [sys.executable, "-m", "tierd", "serve", str(store), "--listen", str(self.address), *options]
+        command.append("--stop-at-eof")
         with self._log.open("wb") as log:
             # A group of its own: Ctrl-C in the terminal must end the answer, not the daemon under it.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         atexit.register(self.stop)
         try:
@@ -73,6 +74,8 @@ class PrivateDaemon:
 
     def stop(self) -> None:
         """Stop the daemon gracefully, within a bound; harmless when it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         if self._process.poll() is None:
             self._process.terminate()
             try:

@@ -26,11 +26,18 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.OpenSessionRequest, pb.OpenSess
 
 
 class SessionLink:
-    """One session: a channel, its stream, and the tasks that read and write it."""
+    """One session: a channel, its stream, and the tasks that read and write it.
+
+    Attributes:
+        welcome: the daemon's answer to the hello.
+        inbox: what the daemon sent, for one other thread.
+        lost: why the stream has ended, once it has.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, welcome: pb.Welcome, peer: str) -> None:
         self.welcome = welcome
         self.inbox: Inbox = SimpleQueue()
+        self.lost: TierdError | None = None
         self._channel = channel
         self._call = call
         self._peer = peer
@@ -90,15 +97,19 @@ class SessionLink:
             while True:
                 message = await read_safely(self._call)
                 if not isinstance(message, pb.OpenSessionResponse):
-                    self.inbox.put(DaemonUnavailable(f"{self._peer} ended the session"))
+                    self._end(DaemonUnavailable(f"{self._peer} ended the session"))
                     return
                 if message.WhichOneof("message") == "notice":
                     self.inbox.put(message.notice)
         except grpc.aio.AioRpcError as error:
-            self.inbox.put(error_of(error, self._peer))
+            self._end(error_of(error, self._peer))
         except asyncio.CancelledError:
-            self.inbox.put(DaemonUnavailable(f"the session with {self._peer} was closed"))
+            self._end(DaemonUnavailable(f"the session with {self._peer} was closed"))
             raise
+
+    def _end(self, error: TierdError) -> None:
+        self.lost = error
+        self.inbox.put(error)
 
     async def _write(self) -> None:
         while True:

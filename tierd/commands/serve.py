@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
 
+from tierd.errors import UsageError
 from tierd.observe.logs import configure_logs
 from tierd.service.daemon import Daemon, Running
 from tierd.settings import ServeSettings
@@ -46,12 +51,19 @@ def serve(
     ] = None,
     drain_seconds: Annotated[float | None, typer.Option(help="Bound on a graceful stop. Default: 10.")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Compute nodes at once. Default: 64.")] = None,
+    keepalive_seconds: Annotated[
+        float | None, typer.Option(help="Silence after which a node is asked for a sign of life. Default: 10.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
+    stop_at_eof: Annotated[
+        bool, typer.Option("--stop-at-eof", help="Stop when standard input, a pipe, ends.", hidden=True)
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file; its table `serve` holds these settings.")] = None,
 ) -> None:
     """Serve a store's experts to compute nodes on this host.
 
-    Every option can also be given as TIERD_OPTION in the environment, or in the table `serve` of the file given by --config.
+    Every option can also be given as TIERD_OPTION in the environment, or in the table `serve` of the file that
+    --config names.
     """
     settings = ServeSettings.load(
         config=config,
@@ -66,22 +78,39 @@ def serve(
             "deadline_seconds": deadline_seconds,
             "drain_seconds": drain_seconds,
             "max_sessions": max_sessions,
+            "keepalive_seconds": keepalive_seconds,
             "log_level": log_level,
         },
     )
     configure_logs(settings.log_level)
     opened = ExpertStore.open(store)
-    uvloop.run(_serve(opened, settings))
+    uvloop.run(_serve(opened, settings, stop_at_eof=stop_at_eof))
 
 
-async def _serve(store: ExpertStore, settings: ServeSettings) -> None:
+async def _serve(store: ExpertStore, settings: ServeSettings, *, stop_at_eof: bool) -> None:
     daemon = Daemon(store, settings)
     try:
         running = await daemon.startup()
+        if stop_at_eof:
+            _at_end_of_input(daemon.stop)
         print(_greeting(store, running), flush=True)
         await daemon.wait()
     finally:
         await asyncio.shield(daemon.shutdown())
+
+
+def _at_end_of_input(stop: Callable[[], None]) -> None:
+    """Whoever started this daemon for itself holds the pipe's other end, and is gone when it closes."""
+    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+    if not stat.S_ISFIFO(os.fstat(stdin).st_mode):
+        raise UsageError("--stop-at-eof: standard input is no pipe")
+
+    def readable() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            stop()
+
+    loop.add_reader(stdin, readable)
 
 
 def _greeting(store: ExpertStore, running: Running) -> str:

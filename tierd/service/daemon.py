@@ -24,13 +24,13 @@ from tierd.errors import UsageError
 from tierd.observe.http import HttpServer, make_app
 from tierd.observe.metrics import DaemonMetrics
 from tierd.policy.policies import make_policy
-from tierd.rpc import SERVER_OPTIONS
+from tierd.rpc import server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
 from tierd.service.listening import Listener, check_local
 from tierd.service.record_reader import RecordReader
-from tierd.service.session import SessionService
+from tierd.service.session_service import SessionService
 from tierd.service.statistics import statistics
 from tierd.service.store_service import StoreService
 from tierd.settings import ServeSettings
@@ -46,6 +46,8 @@ DRIVE_TIER = "nvme"
 
 _LAG_SECONDS = 0.5
 _LAST_READS_SECONDS = 10.0
+# Calls at once beside the sessions' streams; more are refused at the door.
+_OTHER_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,10 @@ class Daemon:
 
     async def _startup(self) -> Running:
         store, settings, loop = self._store, self._settings, asyncio.get_running_loop()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            options=server_options(keepalive_seconds=settings.keepalive_seconds),
+            maximum_concurrent_rpcs=settings.max_sessions + _OTHER_CALLS,
+        )
         listener = Listener.bind(server, self._address)
         self._closers.append(listener.close)
         self._arena = arena = Arena.create(

@@ -1,30 +1,17 @@
-"""One compute node's session: its stream of requests, its answers, its end."""
+"""One compute node's session: its answers on the way to it, its end, and what is remembered of it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, TypeAlias
-
-import grpc
-import structlog
+from typing import Protocol
 
 from tierd.api import session_pb2 as pb
-from tierd.api import session_pb2_grpc
-from tierd.broker import Broker
-from tierd.errors import DaemonUnavailable, LimitExceeded, SessionRefused, TierdError
-from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Reason, Refused
-from tierd.rpc import MAX_NAME_LENGTH, PROTOCOL, status_of
+from tierd.errors import LimitExceeded, TierdError
+from tierd.requests import Granted, Outcome, Reason, Refused
 
-__all__ = ["Attacher", "Session", "SessionService"]
+__all__ = ["Session"]
 
-_Context: TypeAlias = "grpc.aio.ServicerContext[pb.OpenSessionRequest, pb.OpenSessionResponse]"
-
-_log = structlog.get_logger()
-
-_HELLO_SECONDS = 10.0
 _MAX_UNSENT_NOTICES = 256
-_MAX_HINTED = 4096
-_MAX_DEADLINE_SECONDS = 3600.0
 
 _OUTCOMES = {
     Outcome.HIT: pb.OUTCOME_HIT,
@@ -37,37 +24,31 @@ _REASONS = {
     Reason.DEADLINE_EXCEEDED: pb.REASON_DEADLINE_EXCEEDED,
     Reason.CANCELLED: pb.REASON_CANCELLED,
 }
-_PHASES = {pb.PHASE_PREFILL: Phase.PREFILL, pb.PHASE_DECODE: Phase.DECODE, pb.PHASE_UNSPECIFIED: Phase.DECODE}
 
 
-def _ended(message: object) -> bool:
-    """Whether the node closed its side of the stream."""
-    return message is grpc.aio.EOF
-
-
-class Attacher(Protocol):
-    """Hands over the arena's descriptors, outside gRPC."""
-
-    path: str
-
-    def offer(self, session_id: int) -> bytes:
-        """A token that lets the session's node attach once, within a few seconds."""
-
-    def attached(self, session_id: int) -> bool:
-        """Whether the session's node holds the arena's descriptors now."""
-
-    def left(self, session_id: int) -> None:
-        """The session's stream ended; what was offered and never taken goes."""
+class _Writer(Protocol):
+    async def write(self, message: pb.OpenSessionResponse, /) -> None: ...
 
 
 class Session:
-    """Answers of the broker on their way to the node, merged while the stream is busy."""
+    """Answers of the broker on their way to the node, merged while the stream is busy.
+
+    Attributes:
+        id: the daemon's number for it.
+        name: the node's, for people.
+        token: the node's proof that it is this session's, good once for attaching and once for going on with it.
+        last_acquire_id: the last acquire that was taken and counted.
+        error: why the daemon ended it, or None.
+        ended: set together with `error`.
+    """
 
     def __init__(self, session_id: int, name: str, tiers: dict[Outcome, int]) -> None:
         self.id = session_id
         self.name = name
-        self.ended: asyncio.Event = asyncio.Event()
-        self.why = ""
+        self.ended = asyncio.Event()
+        self.error: TierdError | None = None
+        self.token = b""
+        self.last_acquire_id = 0
         self._tiers = tiers
         self._unsent: list[pb.OpenSessionResponse] = []
         self._wake = asyncio.Event()
@@ -78,7 +59,7 @@ class Session:
     def answered(self, acquire_id: int, granted: list[Granted], refused: list[Refused]) -> None:
         """The broker decided some experts: they leave with the next message."""
         last = self._unsent[-1] if self._unsent else None
-        if last is None or last.notice.acquire_id != acquire_id:
+        if last is None or last.WhichOneof("message") != "notice" or last.notice.acquire_id != acquire_id:
             last = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))
             self._send(last)
         notice = last.notice
@@ -92,19 +73,19 @@ class Session:
         """Tell the node that the daemon is stopping."""
         self._send(pb.OpenSessionResponse(draining=pb.Draining(reason=reason)))
 
-    def end(self, why: str) -> None:
-        """The session is over: its life line closed, or it broke a limit."""
-        if not self.ended.is_set():
-            self.why = why
+    def end(self, error: TierdError) -> None:
+        """The session is over: its life line closed, it broke a limit, or its node opened another."""
+        if self.error is None:
+            self.error = error
             self.ended.set()
 
     def _send(self, message: pb.OpenSessionResponse) -> None:
         self._unsent.append(message)
         self._wake.set()
         if len(self._unsent) > _MAX_UNSENT_NOTICES:
-            self.end("the node does not read its answers")
+            self.end(LimitExceeded(f"session {self.id} was ended: the node does not read its answers"))
 
-    async def send_all(self, stream: _Context) -> None:
+    async def send_all(self, stream: _Writer) -> None:
         """Write what is answered, for as long as the session lives."""
         while True:
             await self._wake.wait()
@@ -113,164 +94,3 @@ class Session:
                 batch, self._unsent = self._unsent, []
                 for message in batch:
                     await stream.write(message)
-
-
-class SessionService(session_pb2_grpc.SessionServiceServicer):
-    """Admits nodes, passes their messages to the broker, and ends everything of theirs when they leave."""
-
-    def __init__(
-        self,
-        *,
-        broker: Broker,
-        attacher: Attacher,
-        fingerprint: str,
-        boot_id: str,
-        tiers: list[str],
-        drive_tier: int,
-        max_sessions: int,
-        default_deadline: float,
-    ) -> None:
-        self._broker = broker
-        self._attacher = attacher
-        self._fingerprint = fingerprint
-        self._boot_id = boot_id
-        self._tier_names = tiers
-        self._tiers = {Outcome.HIT: 0, Outcome.MISS: drive_tier, Outcome.JOINED: drive_tier}
-        self._max_sessions = max_sessions
-        self._default_deadline = default_deadline
-        self._next_id = 1
-        self._draining = False
-        self.sessions: dict[int, Session] = {}
-
-    async def OpenSession(  # type: ignore[override]  # noqa: N802, the name is the contract's
-        self, request_iterator: object, context: _Context
-    ) -> None:
-        """One node, from its hello to its end."""
-        del request_iterator
-        try:
-            session = self._admit(await self._hello(context))
-        except TierdError as error:
-            await context.abort(status_of(error), str(error))
-        _log.info("session opened", session=session.id, name=session.name)
-        sender: asyncio.Future[None] | None = None
-        try:
-            await context.write(self._welcome(session))
-            sender = asyncio.ensure_future(session.send_all(context))
-            await self._serve(session, context)
-        except TierdError as error:
-            session.end(error.message)
-            await context.abort(status_of(error), str(error))
-        finally:
-            self._leave(session)
-            if sender is not None:
-                sender.cancel()
-                await asyncio.gather(sender, return_exceptions=True)
-
-    async def _hello(self, context: _Context) -> pb.Hello:
-        read = asyncio.ensure_future(context.read())
-        done, _ = await asyncio.wait([read], timeout=_HELLO_SECONDS)
-        if not done:
-            raise SessionRefused(f"no hello came within {_HELLO_SECONDS:g} s")
-        message = read.result()
-        if _ended(message) or message.WhichOneof("message") != "hello":
-            raise SessionRefused("the first message of a session must be a hello")
-        return message.hello
-
-    def _admit(self, hello: pb.Hello) -> Session:
-        if hello.protocol != PROTOCOL:
-            raise SessionRefused(
-                f"the node speaks protocol {hello.protocol}, this daemon {PROTOCOL}",
-                hint="Update the older of the two.",
-            )
-        if hello.fingerprint and hello.fingerprint != self._fingerprint:
-            raise SessionRefused(
-                f"the node has dense weights of store {hello.fingerprint[:12]}, "
-                f"this daemon serves {self._fingerprint[:12]}",
-                hint="Point the node at the daemon of its own store.",
-            )
-        if len(hello.name) > MAX_NAME_LENGTH:
-            raise LimitExceeded(f"the node's name is longer than {MAX_NAME_LENGTH} characters")
-        if self._draining:
-            raise DaemonUnavailable("the daemon is stopping")
-        if len(self.sessions) >= self._max_sessions:
-            raise LimitExceeded(
-                f"{self._max_sessions} nodes are connected, the most that are admitted", hint="Raise --max-sessions."
-            )
-        session = Session(self._next_id, hello.name, self._tiers)
-        self._next_id += 1
-        self.sessions[session.id] = session
-        self._broker.open_session(session.id, session)
-        return session
-
-    def _welcome(self, session: Session) -> pb.OpenSessionResponse:
-        return pb.OpenSessionResponse(
-            welcome=pb.Welcome(
-                protocol=PROTOCOL,
-                fingerprint=self._fingerprint,
-                boot_id=self._boot_id,
-                session_id=session.id,
-                attach_path=self._attacher.path,
-                attach_token=self._attacher.offer(session.id),
-                max_experts_per_acquire=self._broker.max_experts_per_acquire,
-                tiers=self._tier_names,
-            )
-        )
-
-    async def _serve(self, session: Session, context: _Context) -> None:
-        ended = asyncio.ensure_future(session.ended.wait())
-        try:
-            while True:
-                read = asyncio.ensure_future(context.read())
-                await asyncio.wait([read, ended], return_when=asyncio.FIRST_COMPLETED)
-                if session.ended.is_set():
-                    raise LimitExceeded(f"session {session.id} was ended: {session.why}")
-                message = read.result()
-                if _ended(message):
-                    return
-                self._handle(session, message)
-        finally:
-            ended.cancel()
-
-    def _handle(self, session: Session, message: pb.OpenSessionRequest) -> None:
-        match message.WhichOneof("message"):
-            case "acquire":
-                self._broker.acquire(session.id, self._request(message.acquire))
-            case "release":
-                self._broker.release(session.id, message.release.acquire_id)
-            case "cancel":
-                self._broker.cancel(session.id, message.cancel.acquire_id)
-            case "hint":
-                # An absurd hint is cut to size and costs nothing: hints never end a session.
-                self._broker.hint(message.hint.layer, message.hint.experts[:_MAX_HINTED])
-            case other:
-                raise SessionRefused(f"a session cannot take the message {other!r} now")
-
-    def _request(self, acquire: pb.Acquire) -> AcquireRequest:
-        deadline = acquire.deadline_ms / 1000 if acquire.deadline_ms else self._default_deadline
-        return AcquireRequest(
-            id=acquire.id,
-            layer=acquire.layer,
-            experts=tuple(acquire.experts),
-            phase=_PHASES.get(acquire.phase, Phase.DECODE),
-            deadline=min(deadline, _MAX_DEADLINE_SECONDS),
-            repeated=acquire.repeated,
-        )
-
-    def _leave(self, session: Session) -> None:
-        self._broker.close_session(session.id)
-        if self.sessions.pop(session.id, None) is not None:
-            self._attacher.left(session.id)
-            _log.info("session closed", session=session.id, name=session.name, why=session.why or "the node left")
-
-    def node_died(self, session_id: int) -> None:
-        """The life line closed: the process is gone, whatever its stream still says."""
-        session = self.sessions.get(session_id)
-        if session is not None:
-            self._broker.close_session(session_id)
-            session.end("its life line closed")
-
-    def drain(self, reason: str) -> None:
-        """Admit nobody new, and tell everyone."""
-        self._draining = True
-        for session in self.sessions.values():
-            session.drain(reason)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import grpc.aio
 
 from tierd.api import store_pb2 as pb
 from tierd.api import store_pb2_grpc
-from tierd.errors import LimitExceeded, TierdError
+from tierd.errors import DeadlineExceeded, LimitExceeded, TierdError
 from tierd.rpc import CHUNK_BYTES, PROTOCOL, status_of
 from tierd.service.record_reader import RecordReader
 from tierd.store.store import ExpertStore
@@ -19,6 +19,9 @@ __all__ = ["StoreService"]
 
 _MAX_NAMES = 65536
 _MAX_DEADLINE_SECONDS = 600.0
+_TRANSFERS = 4
+# A client that takes nothing for so long gives its place to the next.
+_STALL_SECONDS = 10.0
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -35,6 +38,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         tiers: list[str],
         slots: int,
         default_deadline: float,
+        stall_seconds: float = _STALL_SECONDS,
     ) -> None:
         self._store = store
         self._records = records
@@ -42,8 +46,9 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         self._tiers = tiers
         self._slots = slots
         self._default_deadline = default_deadline
-        # One file or tensor in memory at a time, whatever clients ask for together.
-        self._one_at_a_time = asyncio.Semaphore(1)
+        self._stall_seconds = stall_seconds
+        # So many files, tensors or records in memory at a time, whatever clients ask for together.
+        self._transfers = asyncio.Semaphore(_TRANSFERS)
 
     async def Describe(  # noqa: N802, the name is the contract's
         self, request: pb.DescribeRequest, context: _Context
@@ -62,36 +67,36 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
             slots=self._slots,
         )
 
-    async def ReadFile(  # noqa: N802, the name is the contract's
+    async def ReadFile(  # type: ignore[override]  # noqa: N802, the name is the contract's
         self, request: pb.ReadFileRequest, context: _Context
-    ) -> AsyncIterator[pb.ReadFileResponse]:
+    ) -> None:
         """A text file of the store in chunks."""
         try:
-            async with self._one_at_a_time:
+            async with self._transfers:
                 data = await asyncio.to_thread(self._store.read_file, request.name)
                 for chunk in _chunks(data):
-                    yield pb.ReadFileResponse(total_bytes=len(data), data=chunk)
+                    await self._send(context, pb.ReadFileResponse(total_bytes=len(data), data=chunk))
         except TierdError as error:
             await context.abort(status_of(error), str(error))
 
-    async def ReadDense(  # noqa: N802, the name is the contract's
+    async def ReadDense(  # type: ignore[override]  # noqa: N802, the name is the contract's
         self, request: pb.ReadDenseRequest, context: _Context
-    ) -> AsyncIterator[pb.ReadDenseResponse]:
+    ) -> None:
         """Dense tensors by name in chunks, each checked before its first chunk is sent."""
         try:
             if len(request.names) > _MAX_NAMES:
                 raise LimitExceeded(f"more than {_MAX_NAMES} tensors in one request")
             for name in request.names:
-                async with self._one_at_a_time:
+                async with self._transfers:
                     data = await asyncio.to_thread(self._store.read_dense_bytes, name)
                     for chunk in _chunks(data):
-                        yield pb.ReadDenseResponse(name=name, total_bytes=len(data), data=chunk)
+                        await self._send(context, pb.ReadDenseResponse(name=name, total_bytes=len(data), data=chunk))
         except TierdError as error:
             await context.abort(status_of(error), str(error))
 
-    async def ReadExperts(  # noqa: N802, the name is the contract's
+    async def ReadExperts(  # type: ignore[override]  # noqa: N802, the name is the contract's
         self, request: pb.ReadExpertsRequest, context: _Context
-    ) -> AsyncIterator[pb.ReadExpertsResponse]:
+    ) -> None:
         """Experts' records in chunks, through the arena like everybody else's."""
         seconds = request.deadline_ms / 1000 if request.deadline_ms else self._default_deadline
         deadline = asyncio.get_running_loop().time() + min(seconds, _MAX_DEADLINE_SECONDS)
@@ -100,16 +105,26 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
                 raise LimitExceeded(f"{len(request.experts)} experts asked for; the store has fewer")
             with self._records.session() as session:
                 for expert in request.experts:
-                    record = await session.read(request.layer, expert, deadline)
-                    place = self._store.location(request.layer, expert)
-                    for chunk in _chunks(record):
-                        yield pb.ReadExpertsResponse(
-                            expert=expert, total_bytes=len(record), xxh3=place.xxh3, data=chunk
-                        )
+                    async with self._transfers:
+                        record = await session.read(request.layer, expert, deadline)
+                        place = self._store.location(request.layer, expert)
+                        for chunk in _chunks(record):
+                            response = pb.ReadExpertsResponse(
+                                expert=expert, total_bytes=len(record), xxh3=place.xxh3, data=chunk
+                            )
+                            await self._send(context, response)
         except TierdError as error:
             await context.abort(status_of(error), str(error))
 
+    async def _send(self, context: _Context, message: object) -> None:
+        """Write a chunk; DeadlineExceeded if the client does not take it, so that the next one has its turn."""
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await context.write(message)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the client took no chunk for {self._stall_seconds:g} s") from None
 
-def _chunks(data: bytes) -> list[bytes]:
+
+def _chunks(data: bytes) -> Iterator[bytes]:
     view = memoryview(data)
-    return [bytes(view[start : start + CHUNK_BYTES]) for start in range(0, max(len(data), 1), CHUNK_BYTES)]
+    return (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, max(len(data), 1), CHUNK_BYTES))
