@@ -95,6 +95,8 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     name = "standard input" if file is None else str(file)
     try:
         if file is None:
+            if sys.stdin.isatty():
+                sys.stderr.write("compute-node: type the text to continue; Ctrl-D ends it\n")
             data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
         else:
             with file.open("rb") as content:
