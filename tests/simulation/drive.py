@@ -1,0 +1,158 @@
+"""A drive on the virtual clock: slow, out of order, failing, lying or hanging, as its seed says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from simulation.clock import TICK, VirtualClock
+from simulation.records import RECORD_BYTES, VirtualStore
+
+from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
+from tierd.errors import ChecksumMismatch, DriveError
+from tierd.store.checksums import xxh3
+
+__all__ = ["DriveHabits", "Outstanding", "VirtualDrive"]
+
+_GARBAGE = b"\xaa" * RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DriveHabits:
+    """How a drive behaves.
+
+    Attributes:
+        workers: reads at a time; the others wait in order.
+        fastest: ticks of the fastest read.
+        slowest: ticks of the slowest sound read.
+        io_error: probability that a read ends in EIO.
+        short: probability that a read ends early.
+        flipped: probability that a read delivers a wrong bit.
+        hang: probability that a read returns only after `hang_seconds`.
+        hang_seconds: how late it returns then.
+        damaged: probability that an expert's record is bad for good.
+    """
+
+    workers: int = 4
+    fastest: int = 1
+    slowest: int = 8
+    io_error: float = 0.0
+    short: float = 0.0
+    flipped: float = 0.0
+    hang: float = 0.0
+    hang_seconds: float = 60.0
+    damaged: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Outstanding:
+    """A read that was submitted and whose last system call has not returned."""
+
+    read: RecordRead
+    slot: int
+    into: memoryview = field(repr=False)
+    done: ReadDone = field(repr=False)
+
+
+class VirtualDrive:
+    """A `tierd.devices.device.Device` whose reads take virtual time.
+
+    From submit to return the memory belongs to the drive: it is filled with garbage at once, and with what was read at
+    the end. So whoever shows or reuses the memory in between shows garbage or destroys a neighbour, and is found.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: VirtualStore,
+        clock: VirtualClock,
+        rng: Random,
+        habits: DriveHabits,
+        log: Callable[..., None],
+    ) -> None:
+        self.name = name
+        self.stats = DeviceStats(direct=True)
+        self.outstanding: list[Outstanding] = []
+        self.submitted = 0
+        self._store = store
+        self._clock = clock
+        self._rng = rng
+        self._habits = habits
+        self._log = log
+        self._idle = habits.workers
+        self._waiting: deque[Outstanding] = deque()
+        self._damaged = {flat for flat in range(len(store)) if rng.random() < habits.damaged}
+
+    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+        """See `Device.submit`."""
+        job = Outstanding(read, slot, memory.view(slot, read.nbytes), done)
+        for other in self.outstanding:
+            assert other.slot != job.slot, f"{job} goes into the slot of {other}"
+        self._log("submit", self.name, read.expert, job.slot)
+        self.submitted += 1
+        self.stats.in_flight += 1
+        self.outstanding.append(job)
+        job.into[:] = _GARBAGE
+        self._waiting.append(job)
+        self._start()
+
+    def withdraw(self, slot: int) -> bool:
+        """See `Device.withdraw`."""
+        job = next((job for job in self._waiting if job.slot == slot), None)
+        if job is None:
+            return False
+        self._log("withdrawn", self.name, job.read.expert, slot)
+        self._waiting.remove(job)
+        self.outstanding.remove(job)
+        self.submitted -= 1
+        self.stats.in_flight -= 1
+        return True
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _start(self) -> None:
+        while self._idle and self._waiting:
+            self._idle -= 1
+            job, habits = self._waiting.popleft(), self._habits
+            delay = self._rng.randint(habits.fastest, habits.slowest) * TICK
+            if self._rng.random() < habits.hang:
+                delay += habits.hang_seconds
+            self._clock.call_later(delay, lambda job=job: self._return(job))  # type: ignore[misc]
+
+    def _return(self, job: Outstanding) -> None:
+        error = self._deliver(job)
+        self._log("returned", self.name, job.read.expert, job.slot, type(error).__name__)
+        self.outstanding.remove(job)
+        self.stats.in_flight -= 1
+        self.stats.reads += error is None
+        self.stats.errors += error is not None
+        self._idle += 1
+        job.done(error, job.slot)
+        self._start()
+
+    def _deliver(self, job: Outstanding) -> DriveError | None:
+        """Bytes as this drive has them, and the judgement that a real drive's thread would pass on them."""
+        read, habits, content = job.read, self._habits, self._store.content[job.read.expert]
+        fate = self._rng.random()
+        if fate < habits.io_error:
+            return self._error(DriveError, read, "input/output error")
+        fate -= habits.io_error
+        if fate < habits.short:
+            job.into[: read.nbytes // 2] = content[: read.nbytes // 2]
+            return self._error(DriveError, read, f"{read.nbytes // 2} bytes came")
+        fate -= habits.short
+        job.into[:] = content
+        if fate < habits.flipped or read.expert in self._damaged:
+            job.into[self._rng.randrange(read.nbytes)] ^= 1 << self._rng.randrange(8)
+        if xxh3(job.into) != read.xxh3:
+            self.stats.checksum_failures += 1
+            return self._error(ChecksumMismatch, read, "the checksum is wrong")
+        return None
+
+    def _error(self, kind: type[DriveError], read: RecordRead, what: str) -> DriveError:
+        where = f"drive {self.name}, layer {read.layer}, expert {read.index}"
+        return kind(f"{where}: {what}", path=self.name, offset=read.offset, length=read.nbytes)

@@ -1,0 +1,155 @@
+"""What must hold after every event, whatever happened before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tierd.arena.slots import SlotState
+from tierd.arena.table import ABSENT, unpack
+
+if TYPE_CHECKING:
+    from simulation.ledger import Asked
+    from simulation.world import World
+
+__all__ = ["check_at_rest", "check_invariants"]
+
+_OWNED_BY_THE_DRIVE = (SlotState.FILLING, SlotState.ABANDONED)
+
+
+def check_invariants(world: World) -> None:
+    """AssertionError that says what does not hold."""
+    outstanding = check_reads(world)
+    held = check_grants(world)
+    check_slots(world, outstanding)
+    check_bytes(world, held)
+    check_waiting(world, outstanding, held)
+    check_counts(world)
+    check_policy(world)
+
+
+def check_reads(world: World) -> dict[int, int]:
+    """Single flight, and a slot in the drive's hands is in nobody else's. Returns slot by expert being read."""
+    by_expert: dict[int, int] = {}
+    for drive in world.drives:
+        for job in drive.outstanding:
+            flat = job.read.expert
+            assert flat not in by_expert, f"expert {flat} is read twice at a time"
+            by_expert[flat] = job.slot
+            state = world.arena._states.state(job.slot)
+            assert state in _OWNED_BY_THE_DRIVE, f"slot {job.slot} is {state.value} while a read into it runs"
+            assert world.arena._states.expert(job.slot) == flat, f"slot {job.slot} was given to another expert"
+            assert world.table.words[flat] == ABSENT, f"expert {flat} is published while it is being read"
+    assert world.broker.reading == len(by_expert), "the broker counts other reads than the drive"
+    return by_expert
+
+
+def check_grants(world: World) -> dict[int, int]:
+    """A granted expert stays where its session was told. Returns the number of holders by expert."""
+    held: Counter[int] = Counter()
+    for session_id, account in world.ledger.sessions.items():
+        granted = account.current.granted if account.current is not None else {}
+        for flat, word in granted.items():
+            assert world.table.words[flat] == word, f"session {session_id} holds expert {flat}, which left or moved"
+        held.update(granted.keys())
+        assert world.broker.grants(session_id) == len(granted), f"session {session_id}: other grants than it was told"
+    return held
+
+
+def check_slots(world: World, outstanding: dict[int, int]) -> None:
+    """Slots by state add up, in the counts, one by one, and on the free list."""
+    table = world.arena._states
+    states = Counter(table._states)
+    counts = world.arena.counts()
+    told = (counts.free, counts.filling, counts.ready, counts.retired, counts.abandoned)
+    assert sum(told) == len(table), f"{counts} are not {len(table)} slots"
+    assert told == tuple(states[state] for state in SlotState), f"{counts} is not what the slots say: {states}"
+    assert counts.ready + counts.filling <= world.arena.slots, f"{counts} use more slots than {world.arena.slots}"
+    assert states[SlotState.FILLING] + states[SlotState.ABANDONED] == len(outstanding), "a slot waits for no read"
+    assert sorted(table._free_list) == [n for n, state in enumerate(table._states) if state is SlotState.FREE], (
+        "the free list is not the free slots"
+    )
+
+
+def check_bytes(world: World, held: dict[int, int]) -> None:
+    """All that anyone can see is right: each published word leads to the bytes of its expert."""
+    data, size, states = world.payload.data, world.arena.slot_bytes, world.arena._states
+    published = 0
+    granted = 0
+    for flat, word in enumerate(world.table.words):
+        if word == ABSENT:
+            continue
+        published += 1
+        slot = unpack(word)[1]
+        assert states.state(slot) is SlotState.READY, f"expert {flat} is published in a {states.state(slot).value} slot"
+        assert states.word(slot) == word, f"expert {flat}: the word is of another filling of slot {slot}"
+        assert states.expert(slot) == flat, f"expert {flat} is published in the slot of {states.expert(slot)}"
+        assert data[slot * size : slot * size + size] == world.store.content[flat], f"wrong bytes of expert {flat}"
+        assert states.grants(slot) == held.get(flat, 0), f"expert {flat}: {states.grants(slot)} grants, {held} held"
+        granted += states.grants(slot) > 0
+    counts = world.arena.counts()
+    assert counts.ready == published, "a ready slot is not published"
+    assert counts.granted == granted == world.arena.granted, "granted slots are miscounted"
+
+
+def check_waiting(world: World, outstanding: dict[int, int], held: dict[int, int]) -> None:
+    """Who waits is in the queue with empty hands, or has its reads running; and nobody past the deadline."""
+    now = world.clock.time()
+    queue = {a.session.id: a for a in world.broker._queue}
+    assert len(queue) == world.broker.queued == len(world.broker._queue), "a session is queued twice"
+    queued: dict[int, Asked] = {}
+    for session_id, asked in world.ledger.open_acquires():
+        entry = queue.get(session_id)
+        if entry is not None:
+            assert entry.request.id == asked.request.id, f"session {session_id}: an old acquire is queued"
+            assert len(asked.unanswered) == len(asked.flats), f"session {session_id}: answered while queued"
+            queued[session_id] = asked
+        else:
+            for expert in asked.unanswered:
+                assert asked.flats[expert] in outstanding, f"session {session_id} waits for expert {expert}: no read"
+        assert not asked.unanswered or now <= asked.due, f"session {session_id}: no answer by its deadline"
+    assert len(queued) == len(queue), "an ended acquire is queued"
+    if queued:
+        order = [queued[a.session.id].number for a in world.broker._queue]
+        assert order == sorted(order), f"the queue is out of order: {order}"
+        head = min(queued.values(), key=lambda asked: asked.number)
+        busy = set(outstanding) | set(held)
+        needed = len(busy | set(head.flats.values()))
+        assert needed > world.arena.slots, f"the head of the queue needs {needed} slots and is not admitted"
+
+
+def check_counts(world: World) -> None:
+    """requests = hits + misses + joined + cancelled + failed + pending; each as the sessions were told."""
+    stats, ledger = world.broker.stats, world.ledger
+    assert stats.phases == ledger.phases, f"the broker counts {stats.phases}, the sessions {ledger.phases}"
+    assert stats.repeated == ledger.repeated, "repeated requests are miscounted"
+    pending = sum(len(a.unanswered) for _, a in ledger.open_acquires() if not a.request.repeated)
+    assert world.broker.pending() == pending, f"{world.broker.pending()} pending, the sessions say {pending}"
+    total = stats.total()
+    assert total.requests == total.answered + pending, f"{total} and {pending} pending do not add up"
+    assert stats.evictions == world.table.unpublished, "evictions are miscounted"
+    assert world.broker.session_ids() == list(ledger.sessions), "other sessions are open than the nodes know"
+    for session_id, account in ledger.sessions.items():
+        assert world.broker.requests(session_id) == account.requests, f"session {session_id}: requests miscounted"
+
+
+def check_policy(world: World) -> None:
+    """The policy decides over exactly the experts that are resident or being read."""
+    resident = {flat for flat, word in enumerate(world.table.words) if word != ABSENT}
+    assert set(world.broker.resident()) == resident, "the broker thinks other experts resident than are published"
+    reading = {job.read.expert for drive in world.drives for job in drive.outstanding}
+    assert world.policy.known == resident | reading, "the policy knows other experts than are resident or read"
+    assert len(world.policy) == len(world.policy.known), "the policy counts other experts than it was told"
+
+
+def check_at_rest(world: World) -> None:
+    """When all sessions have ended and all reads have returned, nothing is left over."""
+    counts = world.arena.counts()
+    assert not world.ledger.sessions, f"sessions {list(world.ledger.sessions)} never ended"
+    assert counts.granted == counts.filling == counts.retired == counts.abandoned == 0, f"left over: {counts}"
+    assert counts.free + counts.ready == world.arena.slots + world.arena.spares, f"slots are lost: {counts}"
+    assert world.broker.queued == world.broker.reading == world.broker.pending() == 0, f"{world.broker!r}"
+    assert not world.clock.waiting, f"{world.clock.waiting} calls are still to come"
+    for drive in world.drives:
+        assert drive.stats.in_flight == 0, f"drive {drive.name} has reads in flight"
+        assert drive.stats.reads + drive.stats.errors == drive.submitted, f"drive {drive.name} lost a read"

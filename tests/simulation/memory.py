@@ -1,0 +1,98 @@
+"""The daemon's own arena over ordinary memory, and a policy that is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from tierd.arena.arena import Arena
+from tierd.arena.memory import SharedPayload
+from tierd.arena.table import ABSENT, ResidencyTable
+from tierd.policy.policy import EvictionPolicy
+
+__all__ = ["ObservedPolicy", "PlainPayload", "PlainTable", "plain_arena"]
+
+
+class PlainPayload:
+    """What the arena needs of its payload, over a bytearray."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.data = bytearray(nbytes)
+        self._view = memoryview(self.data)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Writable bytes."""
+        return self._view[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class PlainTable:
+    """What the arena needs of its residency table, over a list."""
+
+    def __init__(self, entries: int) -> None:
+        self.words = [ABSENT] * entries
+        self.unpublished = 0
+        self._used: set[int] = set()
+
+    def load(self, expert: int) -> int:
+        """The word of `expert`."""
+        return self.words[expert]
+
+    def store(self, expert: int, word: int) -> None:
+        """Set the word of `expert`; no word may come twice, since readers take an equal word for an equal filling."""
+        assert word not in self._used, f"the word {word:#x} was used before"
+        if word != ABSENT:
+            self._used.add(word)
+        self.unpublished += word == ABSENT and self.words[expert] != ABSENT
+        self.words[expert] = word
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def plain_arena(
+    *, slots: int, slot_bytes: int, experts: int, spares: int = 0
+) -> tuple[Arena, PlainPayload, PlainTable]:
+    """The arena that the daemon uses, with its slot states and its order of steps, in this process's memory."""
+    payload, table = PlainPayload((slots + spares) * slot_bytes), PlainTable(experts)
+    arena = Arena(
+        cast("SharedPayload", payload),
+        cast("ResidencyTable", table),
+        slots=slots,
+        slot_bytes=slot_bytes,
+        spares=spares,
+    )
+    return arena, payload, table
+
+
+class ObservedPolicy:
+    """A policy, and the set of experts that it ought to know, kept apart from it."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.name = policy.name
+        self.known: set[int] = set()
+        self.observed = policy
+
+    def __len__(self) -> int:
+        return len(self.observed)
+
+    def inserted(self, expert: int) -> None:
+        """Pass on, and remember."""
+        self.observed.inserted(expert)
+        self.known.add(expert)
+
+    def used(self, expert: int) -> None:
+        """Pass on."""
+        self.observed.used(expert)
+
+    def removed(self, expert: int) -> None:
+        """Pass on, and forget."""
+        self.observed.removed(expert)
+        self.known.discard(expert)
+
+    def victim(self, evictable: Callable[[int], bool]) -> int | None:
+        """Pass on."""
+        return self.observed.victim(evictable)

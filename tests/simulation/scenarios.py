@@ -1,0 +1,116 @@
+"""Worlds to simulate: who takes part, on how much memory, over what kind of drive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from simulation.drive import DriveHabits
+from simulation.node import NodeHabits
+
+__all__ = ["SCENARIOS", "Scenario"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One composition of actors.
+
+    Attributes:
+        layers: of the store.
+        experts_per_layer: of the store.
+        slots: of the arena.
+        most: experts that an acquire may name.
+        nodes: one entry per node.
+        unlocked_reads: reads without a grant that a reader tries beside the nodes.
+        drive: how the drive behaves.
+        spares: slots of the arena that are kept back for attempts beside a running one.
+        policy: name of the eviction policy.
+        patience: most ticks after which a node cancels, moves on or dies.
+        life_line: seconds after which the death of a silent node is noticed.
+    """
+
+    layers: int
+    experts_per_layer: int
+    slots: int
+    most: int
+    nodes: tuple[NodeHabits, ...]
+    drive: DriveHabits = field(default_factory=DriveHabits)
+    spares: int = 0
+    unlocked_reads: int = 0
+    policy: str = "lru"
+    patience: int = 12
+    life_line: float = 2.0
+
+
+def _steady(rng: Random) -> Scenario:
+    """Well-behaved nodes over a sound drive."""
+    slots = rng.randint(2, 8)
+    most = rng.randint(1, slots)
+    habits = [
+        NodeHabits(steps=rng.randint(2, 6), top_k=rng.randint(1, 4), favourites=rng.choice((0, 0, 2)))
+        for _ in range(rng.randint(1, 4))
+    ]
+    layers, experts = rng.randint(1, 3), rng.randint(4, 8)
+    return Scenario(layers, experts, slots, most, tuple(habits), unlocked_reads=rng.choice((0, 4)))
+
+
+def _waves(rng: Random) -> Scenario:
+    """Several nodes want whole layers on an arena that holds one wave, or not even one for each."""
+    slots = rng.randint(1, 3)
+    node = NodeHabits(steps=2, whole_layers=True, compute=rng.randint(0, 3))
+    nodes = (node,) * rng.randint(2, 4)
+    return Scenario(2, rng.randint(3, 6), slots, rng.randint(1, slots), nodes, DriveHabits(workers=rng.randint(1, 4)))
+
+
+def _sick_drive(rng: Random) -> Scenario:
+    """Every way in which a drive fails, under nodes that ask again."""
+    drive = DriveHabits(
+        workers=rng.randint(1, 6),
+        slowest=rng.choice((2, 16, 64)),
+        io_error=rng.choice((0, 0.1, 0.3)),
+        short=rng.choice((0, 0.1)),
+        flipped=rng.choice((0, 0.1)),
+        hang=rng.choice((0, 0.05, 0.2)),
+        hang_seconds=rng.choice((0.5, 5.0)),
+        damaged=rng.choice((0, 0.2)),
+    )
+    node = NodeHabits(steps=3, top_k=rng.randint(1, 3), deadline=(16, 512), repeats=0.7, cancels=0.1, dies=0.05)
+    slots = rng.randint(2, 6)
+    return Scenario(
+        2, rng.randint(3, 6), slots, rng.randint(1, slots), (node,) * rng.randint(1, 4), drive, rng.choice((0, 2))
+    )
+
+
+def _rude_nodes(rng: Random) -> Scenario:
+    """Nodes that change their mind, vanish, fall silent, and ask for what they may not have."""
+    slots = rng.randint(1, 5)
+
+    def node() -> NodeHabits:
+        return NodeHabits(
+            steps=rng.randint(2, 4),
+            whole_layers=rng.random() < 0.2,
+            top_k=rng.randint(1, 4),
+            compute=rng.randint(0, 8),
+            deadline=rng.choice(((1, 24), (256, 512))),
+            releases=rng.random(),
+            hasty=rng.choice((0, 0.4)),
+            cancels=rng.choice((0, 0.4)),
+            greedy=rng.choice((0, 0.2)),
+            stale=0.2,
+            dies=rng.choice((0, 0.2)),
+            silent=rng.choice((0, 0, 0.15)),
+        )
+
+    nodes = tuple(node() for _ in range(rng.randint(2, 5)))
+    drive = DriveHabits(workers=rng.randint(1, 4), slowest=rng.choice((4, 24)), hang=rng.choice((0, 0.05)))
+    return Scenario(rng.randint(1, 3), rng.randint(3, 6), slots, rng.randint(1, slots), nodes, drive)
+
+
+SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
+    "steady": _steady,
+    "waves": _waves,
+    "sick-drive": _sick_drive,
+    "rude-nodes": _rude_nodes,
+}
+"""By name; each draws its sizes and habits from the seed."""

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+from simulation.mutants import MUTANTS, Replacement
+from simulation.node import Node, NodeHabits
+from simulation.reader import UnlockedReader
+from simulation.scenarios import SCENARIOS, Scenario
+from simulation.world import SimulationFailure, World, simulate
+
+RUN = Path(__file__).with_name("run.py")
+SEEDS = 600
+BLOCKS = 4
+SOAK_SEEDS = 50_000
+
+
+def histories() -> Iterator[tuple[str, int]]:
+    """All scenarios with seed 0, then with seed 1, and so on."""
+    return ((scenario, seed) for seed in range(SEEDS) for scenario in sorted(SCENARIOS))
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_every_history_keeps_every_invariant(scenario: str, block: int) -> None:
+    first, last = block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS
+    simulate_all((scenario, seed) for seed in range(first, last))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_many_more_histories_keep_every_invariant(scenario: str) -> None:
+    first = int.from_bytes(os.urandom(6), "little")
+    simulate_all((scenario, seed) for seed in range(first, first + SOAK_SEEDS))
+
+
+def test_the_histories_reach_what_they_are_meant_to_reach() -> None:
+    reached: Counter[str] = Counter()
+    for scenario, seed in islice(histories(), 200):
+        world = simulate(scenario, seed)
+        total = world.broker.stats.total()
+        for name in ("hits", "misses", "joined", "cancelled", "failed"):
+            reached[name] += getattr(total, name)
+        reached["repeated"] += world.broker.stats.repeated
+        reached["evictions"] += world.broker.stats.evictions
+        reached.update(str(event[1]) for event in world.events)
+        for event in world.events:
+            if event[1] == "answer":
+                reached.update(reason.value for _, reason in event[5])  # type: ignore[attr-defined]
+            if event[1] == "returned":
+                reached[str(event[5])] += 1
+        reached["died"] += sum(event[1] == "close" and event[3] == "died" for event in world.events)
+        for actor in world.actors:
+            if isinstance(actor, UnlockedReader):
+                reached["kept"] += actor.kept
+                reached["discarded"] += actor.discarded
+    wanted = {
+        *("hits", "misses", "joined", "cancelled", "failed", "repeated", "evictions"),
+        *("acquire", "release", "cancel", "close", "died", "greedy", "stale", "kept", "discarded"),
+        *("data_loss", "unavailable", "deadline_exceeded", "DriveError", "ChecksumMismatch"),
+    }
+    assert {name: reached[name] for name in wanted if reached[name] < 20} == {}
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    for scenario, seed in islice(histories(), 40):
+        assert simulate(scenario, seed).digest() == simulate(scenario, seed).digest()
+    assert simulate("steady", 1).digest() != simulate("steady", 2).digest()
+
+
+def test_a_history_is_the_same_in_another_process_with_other_hashes() -> None:
+    scenario, seed = "rude-nodes", 11
+    command = [sys.executable, str(RUN), "--scenario", scenario, "--seed", str(seed), "--events"]
+    environment = {**os.environ, "PYTHONHASHSEED": "4711"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[0] == f"{scenario}/{seed}: {simulate(scenario, seed).digest()}"
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(MUTANTS[name], monkeypatch)
+    with pytest.raises(SimulationFailure, match=r"Replay: python tests/simulation/run.py --scenario \S+ --seed \d+"):
+        simulate_all(islice(histories(), 100))
+
+
+def test_a_failure_says_how_to_replay_it_and_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(MUTANTS["an expert is published in spite of its checksum"], monkeypatch)
+    told = []
+    for _ in range(2):
+        with pytest.raises(SimulationFailure, match=r"wrong bytes of expert \d+") as caught:
+            simulate_all(("sick-drive", seed) for seed in range(100))
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert told[0].splitlines()[-1].startswith("Replay: python tests/simulation/run.py --scenario sick-drive --seed ")
+
+
+def test_a_world_takes_any_actor_and_more_nodes_while_it_runs() -> None:
+    class Latecomer:
+        def __init__(self, world: World) -> None:
+            self.world = world
+
+        def start(self) -> None:
+            self.world.clock.call_later(1.0, lambda: self.world.add_node(NodeHabits(steps=3)))
+            self.world.broker.hint(0, [1, 2])
+
+    world = World(Scenario(2, 4, slots=2, most=2, nodes=(NodeHabits(steps=1),)), "latecomer")
+    world.add(Latecomer(world))
+    world.run()
+    assert [actor.id for actor in world.actors if isinstance(actor, Node)] == [1, 2]
+    assert world.broker.stats.total().requests == 2 * (1 + 3)
+    assert world.broker.stats.hints_dropped == 2
+
+
+def test_scenarios_vary_with_their_seed() -> None:
+    for draw in SCENARIOS.values():
+        assert draw(Random(1)) == draw(Random(1))
+        assert len({draw(Random(seed)) for seed in range(20)}) > 10
+
+
+def simulate_all(chosen: Iterable[tuple[str, int]]) -> None:
+    for scenario, seed in chosen:
+        simulate(scenario, seed)
+
+
+def plant(replacements: list[Replacement], monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, function in replacements:
+        monkeypatch.setattr(owner, name, function)

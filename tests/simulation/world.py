@@ -1,0 +1,134 @@
+"""One history of the daemon: the real broker, policy and arena on virtual time, among virtual nodes and drives."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from random import Random
+
+from simulation.clock import VirtualClock
+from simulation.drive import VirtualDrive
+from simulation.invariants import check_at_rest, check_invariants
+from simulation.ledger import Ledger
+from simulation.memory import ObservedPolicy, plain_arena
+from simulation.node import Actor, Node, NodeHabits
+from simulation.reader import UnlockedReader
+from simulation.records import RECORD_BYTES, VirtualStore
+from simulation.scenarios import SCENARIOS, Scenario
+
+from tierd.broker import Broker
+from tierd.policy.policies import make_policy
+
+__all__ = ["SimulationFailure", "World", "simulate"]
+
+_MOST_EVENTS = 20_000
+_SHOWN_EVENTS = 25
+
+
+class SimulationFailure(AssertionError):
+    """A history in which something went wrong, and how to see it again."""
+
+
+class World:
+    """A composition of actors around one broker. Add actors, then `run`."""
+
+    def __init__(self, scenario: Scenario, seed: str) -> None:
+        self.seed = seed
+        self.events: list[tuple[object, ...]] = []
+        self.patience = scenario.patience
+        self.life_line = scenario.life_line
+        self.clock = VirtualClock(self.rng("clock"))
+        self.store = VirtualStore(scenario.layers, scenario.experts_per_layer)
+        self.arena, self.payload, self.table = plain_arena(
+            slots=scenario.slots, slot_bytes=RECORD_BYTES, experts=len(self.store), spares=scenario.spares
+        )
+        self.policy = ObservedPolicy(make_policy(scenario.policy))
+        self.ledger = Ledger()
+        self.drives = [
+            VirtualDrive(
+                "nvme",
+                store=self.store,
+                clock=self.clock,
+                rng=self.rng("nvme"),
+                habits=scenario.drive,
+                log=self.log,
+            )
+        ]
+        self.broker = Broker(
+            catalogue=self.store,
+            memory=self.arena,
+            policy=self.policy,
+            device=self.drives[0],
+            clock=self.clock,
+            max_experts_per_acquire=min(scenario.most, scenario.slots),
+        )
+        self.actors: list[Actor] = []
+        self._sessions = 0
+        self._running = False
+        for habits in scenario.nodes:
+            self.add_node(habits)
+        if scenario.unlocked_reads:
+            self.add(UnlockedReader(self, scenario.unlocked_reads, self.rng("reader")))
+
+    def rng(self, name: str) -> Random:
+        """A source of chance for one actor, so that another actor's draws do not move its own."""
+        return Random(f"{self.seed}/{name}")
+
+    def log(self, *facts: object) -> None:
+        """Write down what happens now."""
+        self.events.append((self.clock.time(), *facts))
+
+    def add(self, actor: Actor) -> None:
+        """Let an actor take part, from now on if the history runs already."""
+        self.actors.append(actor)
+        if self._running:
+            actor.start()
+
+    def add_node(self, habits: NodeHabits) -> None:
+        """Let another node take part."""
+        self._sessions += 1
+        self.add(Node(self, self._sessions, habits, self.rng(f"node {self._sessions}")))
+
+    def run(self) -> None:
+        """Let everything happen, with all invariants checked after each event, until nothing is left to happen.
+
+        Raises:
+            AssertionError: an invariant does not hold.
+        """
+        self._running = True
+        for actor in tuple(self.actors):
+            actor.start()
+        steps = 0
+        check_invariants(self)
+        while self.clock.step():
+            steps += 1
+            assert steps < _MOST_EVENTS, f"the history does not end: {self.broker!r}"
+            check_invariants(self)
+        check_at_rest(self)
+
+    def digest(self) -> str:
+        """A hash of all that happened: equal for equal histories."""
+        return blake2b("\n".join(map(repr, self.events)).encode(), digest_size=16).hexdigest()
+
+
+def simulate(scenario: str, seed: int) -> World:
+    """Run one history from its seed.
+
+    Args:
+        scenario: a name in `SCENARIOS`.
+        seed: any number; the same one gives the same history, event by event.
+
+    Raises:
+        SimulationFailure: an invariant did not hold, or the code under test raised; the message says how to replay.
+    """
+    name = f"{scenario}/{seed}"
+    world = World(SCENARIOS[scenario](Random(name)), name)
+    try:
+        world.run()
+    except Exception as error:
+        last = "\n".join(f"  {event}" for event in world.events[-_SHOWN_EVENTS:])
+        raise SimulationFailure(
+            f"{type(error).__name__}: {error}\n"
+            f"The last of {len(world.events)} events:\n{last}\n"
+            f"Replay: python tests/simulation/run.py --scenario {scenario} --seed {seed} --events"
+        ) from error
+    return world
