@@ -180,7 +180,7 @@ def test_unknown_names_and_numbers_are_refused(store):
     "change",
     [
         {"family": "other"},
-        {"expert_format": "f32"},
+        {"dense_format": "int8"},
         {"format_version": 1, "model_type": "other"},
     ],
 )

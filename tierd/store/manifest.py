@@ -12,6 +12,7 @@ from tierd.store.checksums import sha256
 from tierd.store.formats import DenseFormat, ExpertFormat
 from tierd.store.geometry import Geometry, Size
 from tierd.store.reading import read_small_file
+from tierd.store.records import expert_layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,6 +181,7 @@ def parse_manifest(text: bytes | str, path: str) -> Manifest:
         )
     try:
         manifest = Manifest.model_validate(table)
+        _check_layouts(manifest)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(step) for step in first["loc"])
@@ -192,3 +194,13 @@ def parse_manifest(text: bytes | str, path: str) -> Manifest:
             hint="The file was changed after conversion; restore it or convert again.",
         )
     return manifest
+
+
+def _check_layouts(manifest: Manifest) -> None:
+    """Kernels read records by format and sizes: a layout that says anything else would be read wrongly."""
+    geometry = manifest.geometry
+    expected = expert_layout(manifest.expert_format, geometry.hidden_size, geometry.intermediate_size)
+    for layout in geometry.layouts:
+        same = (layout.format, layout.parts) == (expected.format, expected.parts)
+        if not same or layout.record_bytes < expected.record_bytes:
+            raise StoreDamaged(f"a record layout differs from the one of format {manifest.expert_format}")
