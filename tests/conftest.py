@@ -10,6 +10,8 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["daemons"]
+
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 # `deterministic` gives everyone the same examples; `make soak` asks for `explore`.

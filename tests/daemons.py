@@ -1,0 +1,265 @@
+"""The real programs as child processes: daemons and compute nodes that tests start, watch, hurt and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from compute_node import embedded
+from tierd.addresses import Address
+from tierd.checkpoint.convert import convert
+from tierd.client.daemon_stats import fetch_stats, stats_object
+from tierd.client.loop_thread import LoopThread
+from tierd.store.synthetic import make_store
+
+PROMPT = "It was a fine morning, and"
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+
+# Sizes that are no chunk, one chunk, and more than one chunk of a transfer.
+RECORD_BYTES = (16384, 1 << 20, 2502656)
+
+
+def on_loop(work, seconds=20.0):
+    """Run a coroutine on the process's only gRPC loop."""
+    return LoopThread.shared().run(work, seconds=seconds, what="a test's call")
+
+
+def eventually(condition, seconds=10.0):
+    """Return the first true value of `condition()`; fail if none comes in time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"did not become true within {seconds:g} s"
+        time.sleep(0.01)
+    return value
+
+
+def command(*arguments):
+    """A finished run of a module's command line: exit code, stdout, stderr."""
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        capture_output=True, text=True, timeout=100, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+class Daemon:
+    """`tierd serve` on a socket of its own."""
+
+    def __init__(self, store, *options, folder, listen=None, http="off"):
+        self.store = store
+        self.folder = folder
+        self.listen = listen or f"unix:{folder}/d.sock"
+        self.options = ["--http", http, *map(str, options)]
+        self.log_path = folder / "daemon.log"
+        self.process = None
+
+    def start(self):
+        self.launch()
+        self.wait_until_up()
+        return self
+
+    def launch(self):
+        before = self.log_path.stat().st_size if self.log_path.exists() else 0
+        arguments = [sys.executable, "-m", "tierd", "serve", str(self.store), "--listen", self.listen, *self.options]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._log_start = before
+
+    def wait_until_up(self):
+        def up():
+            assert self.process.poll() is None, self.log
+            return re.search(r"^listening on (\S+)(?: · (\S+)/metrics)?$", self.log, flags=re.MULTILINE)
+
+        found = eventually(up, START_SECONDS)
+        self.name = found[1]
+        self.http = found[2]
+        host, _, port = found[1].rpartition(":")
+        path = found[1].removeprefix("unix:") if found[1].startswith("unix:") else None
+        self.address = Address(path=Path(path)) if path else Address(host=host, port=int(port))
+
+    @property
+    def log(self):
+        """What the latest process wrote."""
+        return self.log_path.read_bytes()[self._log_start :].decode()
+
+    @property
+    def events(self):
+        return [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+
+    def stats(self):
+        return stats_object(on_loop(fetch_stats(self.address)))
+
+    def session_blocks(self):
+        """How many nodes' blocks the process holds."""
+        count = 0
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                count += "tierd-session" in os.readlink(link)  # noqa: PTH115, the target is no path
+        return count
+
+    def rss_bytes(self):
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) << 10
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number=signal.SIGTERM):
+        """Ask it to stop; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(STOP_SECONDS)
+
+
+class Node:
+    """`compute-node generate --events`: its lines as they come."""
+
+    def __init__(self, store, *options, tokens=32, prompt=PROMPT, folder):
+        self.words_path = Path(tempfile.mkstemp(dir=folder, prefix="node-", suffix=".err")[1])
+        arguments = [sys.executable, "-m", "compute_node", "generate", str(store), "-p", prompt, "--ignore-eos"]
+        arguments += ["--max-tokens", str(tokens), "--events", *map(str, options)]
+        with self.words_path.open("wb") as words:
+            self.process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words, text=True
+            )
+        self.lines = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.put(json.loads(line))
+        self.lines.put(None)
+
+    @property
+    def words(self):
+        return self.words_path.read_text()
+
+    def next(self, seconds=60.0):
+        """The next event; None at the end."""
+        return self.lines.get(timeout=seconds)
+
+    def answering(self, tokens=2):
+        """Wait until it is in the middle of its answer."""
+        seen = 0
+        while seen < tokens:
+            event = self.next()
+            assert event is not None, self.words
+            seen += event["event"] == "token"
+        return self
+
+    def finish(self, seconds=60.0):
+        """The event `done` of a run that must succeed."""
+        last = None
+        while (event := self.next(seconds)) is not None:
+            last = event
+        assert self.process.wait(seconds) == 0, self.words
+        assert last["event"] == "done"
+        return last
+
+    def fail(self, seconds=60.0):
+        """Exit code and last words of a run that must not succeed."""
+        while (event := self.next(seconds)) is not None:
+            assert event["event"] != "done"
+        return self.process.wait(seconds), self.words
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+
+
+@pytest.fixture
+def folder():
+    """A folder whose name is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="tierd-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def serve(folder):
+    """Starts daemons; stops those that still run, which must end well and without a traceback."""
+    started = []
+
+    def start(store, *options, **named):
+        own = folder / f"d{len(started)}"
+        own.mkdir(mode=0o700)
+        daemon = Daemon(store, *options, folder=own, **named)
+        started.append(daemon)
+        return daemon.start()
+
+    yield start
+    codes = [daemon.stop() for daemon in started if daemon.process.poll() is None]
+    assert not any(codes), [daemon.log for daemon in started]
+    for daemon in started:
+        whole = daemon.log_path.read_text()
+        assert "Traceback" not in whole
+        assert "never retrieved" not in whole
+
+
+@pytest.fixture
+def node(folder):
+    """Starts compute nodes; none outlives the test."""
+    started = []
+
+    def start(store, *options, **named):
+        one = Node(getattr(store, "name", store), *options, folder=folder, **named)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture(scope="session")
+def pattern_store(tmp_path_factory):
+    """Four layers of sixteen experts; every byte tells where it belongs."""
+    import numpy as np  # noqa: PLC0415
+
+    path = tmp_path_factory.mktemp("pattern") / "store"
+    dense = {"a": np.arange(700_000, dtype=np.float32), "b": np.arange(12, dtype=np.uint16).reshape(3, 4)}
+    return make_store(
+        path, layers=4, experts=16, top_k=2, fill="pattern", dense=dense, config={"model_type": "pattern"}
+    )
+
+
+@pytest.fixture(scope="session")
+def big_records_store(tmp_path_factory):
+    """Records below, at and above the size of a chunk."""
+    path = tmp_path_factory.mktemp("big") / "store"
+    return make_store(path, layers=len(RECORD_BYTES), experts=4, top_k=2, fill="pattern", record_bytes=RECORD_BYTES)
+
+
+@pytest.fixture(scope="session")
+def embedded_store(tmp_path_factory):
+    """The embedded model, converted."""
+    path = tmp_path_factory.mktemp("model") / "embedded"
+    convert(embedded.path(), path, experts="int4-g64")
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference(embedded_store):
+    """What the embedded model says to PROMPT, computed without a daemon: the event `done` of 128 tokens."""
+    run = command(
+        "compute_node", "generate", embedded_store, "--in-process",
+        "-p", PROMPT, "--max-tokens", 128, "--ignore-eos", "--json",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
