@@ -97,10 +97,11 @@ def test_a_tiny_arena_changes_no_bit(store, tokens, whole):
 def test_a_batch_of_sequences_changes_no_bit(store, tokens, whole):
     with Model(InProcess(store), ModelOptions(context=32, sequences=3, threads=1)) as model:
         places = [model.cache.take() for _ in range(3)]
-        other = [token ^ 1 for token in tokens]
+        assert sorted(place.base for place in places) == [0, 32, 64]
+        first, last = [token ^ 1 for token in tokens], [token ^ 2 for token in tokens]
         for start in range(0, len(tokens), 8):
             part = slice(start, start + 8)
-            rows = np.array([*tokens[part], *other[part], *tokens[part]])
+            rows = np.array([*first[part], *tokens[part], *last[part]])
             logits = model.forward(
                 rows,
                 np.tile(np.arange(start, start + 8), 3),
@@ -108,9 +109,9 @@ def test_a_batch_of_sequences_changes_no_bit(store, tokens, whole):
                 phase=Phase.PREFILL,
                 logits_of=range(24),
             )
-            assert np.array_equal(logits[:8], whole[part])
-            assert np.array_equal(logits[16:], whole[part])
-            assert not np.array_equal(logits[8:16], whole[part])
+            assert np.array_equal(logits[8:16], whole[part])
+            assert not np.array_equal(logits[:8], whole[part])
+            assert not np.array_equal(logits[16:], whole[part])
 
 
 def test_head_rows_change_no_bit(store, tokens, whole):
