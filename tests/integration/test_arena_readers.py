@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -100,6 +101,8 @@ class Churn:
         await self.reached.wait()
 
     def landed(self, slot, expert, error):
+        if self.stopped:
+            return
         assert error is None
         word = self.slots.landed(slot)
         self.fence()
@@ -124,57 +127,79 @@ def shard(tmp_path):
     return path
 
 
-async def start_node(server, session, block, event, path, kept):
-    token = server.offer(session, block_fd=block.fd, event_fd=event)
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", NODE, str(path), token.hex(), str(kept),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+class Nodes:
+    """An attach server and the reader processes behind it; all of it ends with the test, whatever happens."""
+
+    def __init__(self, churn, directory, wanted):
+        self.wanted = wanted
+        self.patience = 60 + wanted / 1000
+        self.path = directory / "run" / "attach.sock"
+        self.gone: asyncio.Queue[int] = asyncio.Queue()
+        self.blocks: list[SessionBlockReader] = []
+        self.processes: list[asyncio.subprocess.Process] = []
+        self.event = os.eventfd(0)
+        offer = ArenaOffer(
+            payload_fd=churn.payload.reader_fd(),
+            payload_bytes=churn.payload.nbytes,
+            table_fd=churn.table.reader_fd(),
+            boot_id=churn.table.header.boot_id,
+            slot_bytes=NBYTES,
+            slots=SLOTS,
+            entries=EXPERTS,
+        )
+        self.server = AttachServer(self.path, offer, self.gone.put_nowait)
+
+    async def start(self):
+        block = SessionBlockReader.create(EXPERTS)
+        token = self.server.offer(len(self.blocks), block_fd=block.fd, event_fd=self.event)
+        self.blocks.append(block)
+        pipe = asyncio.subprocess.PIPE
+        self.processes.append(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", NODE, str(self.path), token.hex(), str(self.wanted), stdin=pipe, stdout=pipe
+            )
+        )
+
+    async def line(self, number):
+        return await asyncio.wait_for(self.processes[number].stdout.readline(), self.patience)
+
+    async def __aenter__(self):
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        await self.server.close()
+        for block in self.blocks:
+            block.close()
+        os.close(self.event)
 
 
 async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tmp_path, shard, soak_factor):
     wanted = KEPT * soak_factor
     churn = Churn(shard)
-    blocks = [SessionBlockReader.create(EXPERTS) for _ in range(3)]
-    event = os.eventfd(0)
-    gone: asyncio.Queue[int] = asyncio.Queue()
-    socket_path = tmp_path / "run" / "attach.sock"
-    offer = ArenaOffer(
-        payload_fd=churn.payload.reader_fd(),
-        payload_bytes=churn.payload.nbytes,
-        table_fd=churn.table.reader_fd(),
-        boot_id=churn.table.header.boot_id,
-        slot_bytes=NBYTES,
-        slots=SLOTS,
-        entries=EXPERTS,
-    )
-    server = AttachServer(socket_path, offer, gone.put_nowait)
-    await server.start()
-    nodes = [await start_node(server, n, block, event, socket_path, wanted) for n, block in enumerate(blocks)]
-    for _ in range(IN_FLIGHT):
-        churn.replace_one()
-    paused, killed, _ = nodes
-    for node in nodes:
-        assert await asyncio.wait_for(node.stdout.readline(), 60 * soak_factor) == b"busy\n"
+    with contextlib.closing(churn):
+        async with Nodes(churn, tmp_path, wanted) as nodes:
+            for _ in range(3):
+                await nodes.start()
+            for _ in range(IN_FLIGHT):
+                churn.replace_one()
+            assert [await nodes.line(n) for n in range(3)] == [b"busy\n"] * 3
 
-    # A node paused in the middle of a computation wakes to other bytes, and must notice.
-    paused.send_signal(signal.SIGSTOP)
-    killed.kill()
-    assert await asyncio.wait_for(gone.get(), 20) == 1
-    await asyncio.wait_for(churn.replaced_all(), 60)
-    paused.send_signal(signal.SIGCONT)
+            # A node paused in the middle of a computation wakes to other bytes, and must notice.
+            nodes.processes[0].send_signal(signal.SIGSTOP)
+            nodes.processes[1].kill()
+            assert await asyncio.wait_for(nodes.gone.get(), 20) == 1
+            await asyncio.wait_for(churn.replaced_all(), 60)
+            nodes.processes[0].send_signal(signal.SIGCONT)
 
-    for number in (0, 2):
-        kept, _ = map(int, (await asyncio.wait_for(nodes[number].stdout.readline(), 60 * soak_factor)).split())
-        assert kept == wanted
-        _, counts = blocks[number].take_uses()
-        assert counts.sum() == wanted, "the daemon counts the uses that the node counted"
-        nodes[number].stdin.write(b"\n")
-        assert await nodes[number].wait() == 0
-    assert {await asyncio.wait_for(gone.get(), 20) for _ in range(2)} == {0, 2}
-    await killed.wait()
-    await server.close()
-    churn.close()
-    for block in blocks:
-        block.close()
-    os.close(event)
+            for n in (0, 2):
+                assert (await nodes.line(n)).split()[0] == str(wanted).encode()
+                _, counts = nodes.blocks[n].take_uses()
+                assert counts.sum() == wanted, "the daemon counts the uses that the node counted"
+                nodes.processes[n].stdin.write(b"\n")
+                assert await nodes.processes[n].wait() == 0
+            assert {await asyncio.wait_for(nodes.gone.get(), 20) for _ in range(2)} == {0, 2}
