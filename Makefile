@@ -27,7 +27,7 @@ bench: setup  ## measure the main job on real geometries
 	@$(BIN)/python tests/bench/main_job.py
 
 soak: setup  ## run the stress tests for long, and let hypothesis explore
-	@$(BIN)/python -m pytest -m "soak or stress or hypothesis" --soak-factor=40 --hypothesis-profile=explore --timeout=1800
+	@$(BIN)/python -m pytest -m "soak or stress or hypothesis" --soak-factor=2000 --hypothesis-profile=explore --timeout=1800
 
 proto: setup  ## generate tierd/api from proto/
 	@.ci/generate .

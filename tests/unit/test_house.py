@@ -200,7 +200,7 @@ def test_a_skipped_test_is_named_and_fails_a_run_that_forbids_it(tmp_path, envir
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
         cwd=tmp_path,
-        env=clean | environment,
+        env=clean | environment | {"PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
         check=False,
