@@ -244,10 +244,10 @@ class Broker:
             self._policy.used(flat)
             self._memory.fill(slot, flat)
             self._reading[flat] = _Reading([acquire])
-        for flat, slot in zip(starting, slots, strict=True):
-            self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
+        for flat, slot in zip(starting, slots, strict=True):
+            self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
         self._settle(acquire)
 
     def _make_room(self, count: int) -> list[int]:

@@ -32,6 +32,7 @@ class HeldDrive:
     Attributes:
         asked: flat numbers of all reads so far, in order.
         held: reads that have not ended, by flat number.
+        gone: when set, every read ends in this error before `submit` returns.
     """
 
     def __init__(self, store: VirtualStore) -> None:
@@ -39,6 +40,7 @@ class HeldDrive:
         self.stats = DeviceStats()
         self.asked: list[int] = []
         self.held: dict[int, _Held] = {}
+        self.gone: DriveError | None = None
         self._store = store
 
     def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
@@ -46,6 +48,8 @@ class HeldDrive:
         assert read.expert not in self.held, f"expert {read.expert} is read twice at a time"
         self.asked.append(read.expert)
         self.held[read.expert] = _Held(read, slot, memory, done)
+        if self.gone is not None:
+            self.fail(read.expert, self.gone)
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`: every read has begun."""

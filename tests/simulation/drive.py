@@ -32,6 +32,7 @@ class DriveHabits:
         flipped: probability that a read delivers a wrong bit.
         hang: probability that a read returns only after `hang_seconds`.
         hang_seconds: how late it returns then.
+        at_once: probability that a read ends before `submit` returns, as on a drive known to be gone.
         damaged: probability that an expert's record is bad for good.
     """
 
@@ -43,6 +44,7 @@ class DriveHabits:
     flipped: float = 0.0
     hang: float = 0.0
     hang_seconds: float = 60.0
+    at_once: float = 0.0
     damaged: float = 0.0
 
 
@@ -96,8 +98,11 @@ class VirtualDrive:
         self.stats.in_flight += 1
         self.outstanding.append(job)
         job.into[:] = _GARBAGE
-        self._waiting.append(job)
-        self._start()
+        if self._rng.random() < self._habits.at_once:
+            self._end(job)
+        else:
+            self._waiting.append(job)
+            self._start()
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""
@@ -124,15 +129,18 @@ class VirtualDrive:
             self._clock.call_later(delay, lambda job=job: self._return(job))  # type: ignore[misc]
 
     def _return(self, job: Outstanding) -> None:
+        self._idle += 1
+        self._end(job)
+        self._start()
+
+    def _end(self, job: Outstanding) -> None:
         error = self._deliver(job)
         self._log("returned", self.name, job.read.expert, job.slot, type(error).__name__)
         self.outstanding.remove(job)
         self.stats.in_flight -= 1
         self.stats.reads += error is None
         self.stats.errors += error is not None
-        self._idle += 1
         job.done(error, job.slot)
-        self._start()
 
     def _deliver(self, job: Outstanding) -> DriveError | None:
         """Bytes as this drive has them, and the judgement that a real drive's thread would pass on them."""

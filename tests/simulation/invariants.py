@@ -59,13 +59,14 @@ def check_grants(world: World) -> dict[int, int]:
 def check_slots(world: World, outstanding: dict[int, int]) -> None:
     """Slots by state add up, in the counts, one by one, and on the free list."""
     table = world.arena._states
-    states = Counter(table._states)
+    states = [table._states.count(state) for state in SlotState]
+    filling, abandoned = (table._states.count(state) for state in _OWNED_BY_THE_DRIVE)
     counts = world.arena.counts()
-    told = (counts.free, counts.filling, counts.ready, counts.retired, counts.abandoned)
+    told = [counts.free, counts.filling, counts.ready, counts.retired, counts.abandoned]
     assert sum(told) == len(table), f"{counts} are not {len(table)} slots"
-    assert told == tuple(states[state] for state in SlotState), f"{counts} is not what the slots say: {states}"
+    assert told == states, f"{counts} is not what the slots say: {states}"
     assert counts.ready + counts.filling <= world.arena.slots, f"{counts} use more slots than {world.arena.slots}"
-    assert states[SlotState.FILLING] + states[SlotState.ABANDONED] == len(outstanding), "a slot waits for no read"
+    assert filling + abandoned == len(outstanding), "a slot waits for no read"
     assert sorted(table._free_list) == [n for n, state in enumerate(table._states) if state is SlotState.FREE], (
         "the free list is not the free slots"
     )
@@ -73,20 +74,22 @@ def check_slots(world: World, outstanding: dict[int, int]) -> None:
 
 def check_bytes(world: World, held: dict[int, int]) -> None:
     """All that anyone can see is right: each published word leads to the bytes of its expert."""
-    data, size, states = world.payload.data, world.arena.slot_bytes, world.arena._states
+    data, size, table = world.payload.data, world.arena.slot_bytes, world.arena._states
     published = 0
     granted = 0
     for flat, word in enumerate(world.table.words):
         if word == ABSENT:
             continue
         published += 1
-        slot = unpack(word)[1]
-        assert states.state(slot) is SlotState.READY, f"expert {flat} is published in a {states.state(slot).value} slot"
-        assert states.word(slot) == word, f"expert {flat}: the word is of another filling of slot {slot}"
-        assert states.expert(slot) == flat, f"expert {flat} is published in the slot of {states.expert(slot)}"
+        generation, slot = unpack(word)
+        state = table._states[slot]
+        assert state is SlotState.READY, f"expert {flat} is published in a {state.value} slot"
+        assert table._generations[slot] == generation, f"expert {flat}: its word is of another filling of slot {slot}"
+        assert table._experts[slot] == flat, f"expert {flat} is published in the slot of {table._experts[slot]}"
         assert data[slot * size : slot * size + size] == world.store.content[flat], f"wrong bytes of expert {flat}"
-        assert states.grants(slot) == held.get(flat, 0), f"expert {flat}: {states.grants(slot)} grants, {held} held"
-        granted += states.grants(slot) > 0
+        grants = table._grants[slot]
+        assert grants == held.get(flat, 0), f"expert {flat}: {grants} grants for {held.get(flat, 0)} holders"
+        granted += grants > 0
     counts = world.arena.counts()
     assert counts.ready == published, "a ready slot is not published"
     assert counts.granted == granted == world.arena.granted, "granted slots are miscounted"

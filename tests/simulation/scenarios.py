@@ -9,6 +9,8 @@ from random import Random
 from simulation.drive import DriveHabits
 from simulation.node import NodeHabits
 
+from tierd.policy.policies import POLICIES
+
 __all__ = ["SCENARIOS", "Scenario"]
 
 
@@ -52,7 +54,15 @@ def _steady(rng: Random) -> Scenario:
         for _ in range(rng.randint(1, 4))
     ]
     layers, experts = rng.randint(1, 3), rng.randint(4, 8)
-    return Scenario(layers, experts, slots, most, tuple(habits), unlocked_reads=rng.choice((0, 4)))
+    return Scenario(
+        layers,
+        experts,
+        slots,
+        most,
+        tuple(habits),
+        policy=rng.choice(sorted(POLICIES)),
+        unlocked_reads=rng.choice((0, 4)),
+    )
 
 
 def _waves(rng: Random) -> Scenario:
@@ -73,6 +83,7 @@ def _sick_drive(rng: Random) -> Scenario:
         flipped=rng.choice((0, 0.1)),
         hang=rng.choice((0, 0.05, 0.2)),
         hang_seconds=rng.choice((0.5, 5.0)),
+        at_once=rng.choice((0, 0, 0.3)),
         damaged=rng.choice((0, 0.2)),
     )
     node = NodeHabits(steps=3, top_k=rng.randint(1, 3), deadline=(16, 512), repeats=0.7, cancels=0.1, dies=0.05)

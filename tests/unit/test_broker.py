@@ -100,6 +100,15 @@ def test_a_failed_expert_leaves_the_others_of_its_request_alone(hand):
     assert list(session.granted) == [2]
 
 
+def test_a_drive_that_fails_at_once_is_told_after_the_hits(hand):
+    hand.make_resident(1)
+    session = hand.session()
+    hand.drive.gone = DriveError("nvme: no such device")
+    session.ask(2, 1, 3)
+    assert session.told == [(1, HIT), (2, Reason.UNAVAILABLE), (3, Reason.UNAVAILABLE)]
+    assert (hand.broker.reading, hand.arena.counts().free, hand.clock.waiting) == (0, 3, 0)
+
+
 @pytest.mark.parametrize("leave", ["cancel", "release", "close"])
 def test_when_the_first_who_asked_gives_up_the_others_are_still_served(hand, leave):
     first, *others = [hand.session() for _ in range(50)]
