@@ -16,8 +16,14 @@ import pytest
 import xxhash
 
 from tierd.devices.device import Device, RecordRead
+from tierd.devices.drive import Drive as Member
+from tierd.devices.fault_plan import FaultPlan
+from tierd.devices.faults import FaultInjector
 from tierd.devices.files import FileDevice
-from tierd.errors import ChecksumMismatch, DriveError
+from tierd.devices.replicas import ReplicaSet
+from tierd.devices.throttle import Throttle
+from tierd.devices.transfers import Chain
+from tierd.errors import ChecksumMismatch, DataLoss, DriveError
 
 SHARDS, RECORDS = 3, 8
 SIZES = (4096, 20480, 69632)
@@ -173,7 +179,7 @@ class DeviceConformance:
             file.write(bytes([drive.content[bad.expert][-1] ^ 1]))
             os.fsync(file.fileno())
         error, _ = await drive.read(bad)
-        assert isinstance(error, ChecksumMismatch)
+        assert isinstance(error, ChecksumMismatch | DataLoss)
         assert (error.path, error.offset, error.length) == (str(drive.paths[bad.shard]), bad.offset, bad.nbytes)
         assert drive.device.stats.checksum_failures == drive.device.stats.errors == 1
         assert await drive.reads_right(drive.reads[3])
@@ -275,3 +281,32 @@ class TestBufferedFileDevice(DeviceConformance):
 class TestFileDeviceWithOneThread(DeviceConformance):
     def make(self, paths, loop_call):
         return FileDevice("slow", paths, loop_call, threads=1)
+
+
+class TestThrottledAndWatchedDevice(DeviceConformance):
+    def make(self, paths, loop_call):
+        self.injector = FaultInjector(FaultPlan(()), "nvme")
+        throttle = Throttle(bytes_per_second=1e9, latency=1e-4)
+        return FileDevice("nvme", paths, loop_call, threads=3, wrapper=Chain([self.injector, throttle]))
+
+    async def test_the_wrapper_saw_the_bytes_that_the_device_counts(self, drive):
+        for read in drive.reads:
+            await drive.read(read)
+        os.truncate(drive.paths[0], drive.reads[1].offset + 8192)
+        await drive.read(drive.reads[1])
+        assert drive.device.stats.bytes == self.injector.bytes > sum(read.nbytes for read in drive.reads)
+
+
+class TestReplicaSetOfOne(DeviceConformance):
+    def make(self, paths, loop_call):
+        device = FileDevice("nvme", paths, loop_call, threads=3)
+        return ReplicaSet(asyncio.get_running_loop(), [Member(device, range(SHARDS))])
+
+
+class TestReplicaSetOfASplitStore(DeviceConformance):
+    """Every shard lies on one drive only, so that each failure is seen as it is."""
+
+    def make(self, paths, loop_call):
+        first = FileDevice("nvme", [paths[0], None, paths[2]], loop_call, threads=3)
+        second = FileDevice("also1", [None, paths[1], None], loop_call, threads=3)
+        return ReplicaSet(asyncio.get_running_loop(), [Member(first, {0, 2}), Member(second, {1})])

@@ -6,9 +6,10 @@ Real files, throttles, fault injectors and the simulation's virtual drive all st
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from tierd.devices.histogram import Histogram
 from tierd.errors import DriveError
 
 __all__ = ["AttemptMemory", "Device", "DeviceStats", "ReadDone", "RecordRead"]
@@ -68,27 +69,43 @@ class AttemptMemory(Protocol):
 
 @dataclass(slots=True)
 class DeviceStats:
-    """Counted where the bytes move; read by metrics.
+    """Counted where the bytes move; read by metrics. Changed on the broker's thread only.
 
     Attributes:
-        reads: system-level record reads that ended well.
-        bytes: bytes of those reads.
+        reads: record reads that ended well.
+        bytes: bytes that system calls moved into memory, for reads that failed afterwards as well.
         errors: reads that ended in an error, checksum failures included.
+        errors_by: the same by `tierd.devices.failure.error_kind`.
         checksum_failures: reads whose bytes were not the converted ones.
         read_seconds: sum of the time inside reads, checksum included.
         queue_seconds: sum of the time between submit and the start of a read.
+        durations: the time inside reads, one by one.
         in_flight: reads submitted and not yet done.
         direct: whether reads bypass the page cache.
+        retries: reads tried again on this drive.
+        stalls: reads that this drive did not answer in time.
+        failovers: reads that failed or stalled here and went on to another drive.
+        hedges_won: reads begun here because another drive was late, and done first.
+        hedges_lost: the same, done second.
+        up: whether reads go to this drive as a matter of course.
     """
 
     reads: int = 0
     bytes: int = 0
     errors: int = 0
+    errors_by: dict[str, int] = field(default_factory=dict)
     checksum_failures: int = 0
     read_seconds: float = 0.0
     queue_seconds: float = 0.0
+    durations: Histogram = field(default_factory=Histogram)
     in_flight: int = 0
     direct: bool = False
+    retries: int = 0
+    stalls: int = 0
+    failovers: int = 0
+    hedges_won: int = 0
+    hedges_lost: int = 0
+    up: bool = True
 
 
 @runtime_checkable
@@ -96,7 +113,10 @@ class Device(Protocol):
     """Reads records into memory. Implementations never publish, retry for ever, or touch memory after `done`."""
 
     name: str
-    stats: DeviceStats
+
+    @property
+    def stats(self) -> DeviceStats:
+        """Its counters now."""
 
     def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
         """Start reading `read.nbytes` bytes into the filling `slot` of `memory` and return at once.

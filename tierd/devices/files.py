@@ -18,7 +18,9 @@ import structlog
 import xxhash
 
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
+from tierd.devices.failure import error_kind
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
+from tierd.devices.transfers import Chain, TransferWrapper, system_transfer
 from tierd.errors import ChecksumMismatch, DriveError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class _Job:
     into: memoryview
     done: ReadDone
     submitted: float
+    moved: int = 0
     tickets: list[None] = field(default_factory=lambda: [None])
 
     def claim(self) -> bool:
@@ -58,11 +61,13 @@ class FileDevice:
 
     Args:
         name: of the drive, for messages and metrics.
-        shard_paths: the shard files; their position is the shard number of a `RecordRead`.
+        shard_paths: the shard files; their position is the shard number of a `RecordRead`. None for a shard that this
+            drive does not hold.
         loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`.
         threads: reads at a time.
         direct: False reads through the page cache on purpose.
         close_timeout: seconds that `close` waits for reads that a drive does not answer.
+        wrapper: stands around every transfer, below the checksum.
 
     Attributes:
         name: of the drive.
@@ -76,26 +81,28 @@ class FileDevice:
     def __init__(
         self,
         name: str,
-        shard_paths: Sequence[Path],
+        shard_paths: Sequence[Path | None],
         loop_call: Callable[[Callable[[], None]], object],
         *,
         threads: int = 4,
         direct: bool = True,
         close_timeout: float = 10.0,
+        wrapper: TransferWrapper | None = None,
     ) -> None:
         if threads < 1:
             raise UsageError(f"drive {name}: {threads} read threads read nothing", hint="Give at least one.")
         self.name = name
         self._loop_call = loop_call
         self._close_timeout = close_timeout
-        self._files: list[ShardFile] = []
+        self._wrapper: TransferWrapper = wrapper if wrapper is not None else Chain()
+        self._shards: list[ShardFile | None] = []
         try:
             for path in shard_paths:
-                self._files.append(ShardFile(name, path, direct=direct))
+                self._shards.append(None if path is None else ShardFile(name, path, direct=direct))
         except DriveError:
-            for file in self._files:
-                file.close()
+            self._close_files()
             raise
+        self._files = [file for file in self._shards if file is not None]
         self.stats = DeviceStats(direct=all(file.direct for file in self._files))
         buffered = [str(file.path) for file in self._files if not file.direct]
         if direct and buffered:
@@ -148,6 +155,7 @@ class FileDevice:
         if self._closing.is_set():
             return
         self._closing.set()
+        self._wrapper.close()
         for _ in self._threads:
             self._jobs.put(None)
         deadline = time.monotonic() + self._close_timeout
@@ -156,8 +164,12 @@ class FileDevice:
         if any(thread.is_alive() for thread in self._threads):
             _log.warning("drive does not answer, its files stay open", drive=self.name, seconds=self._close_timeout)
             return
-        for file in self._files:
-            file.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for file in self._shards:
+            if file is not None:
+                file.close()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -171,21 +183,28 @@ class FileDevice:
                 try:
                     error = self._read(job)
                 except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
-                    error = self._refusal(job.read, f"unforeseen {unforeseen!r}", 0)
+                    error = self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
             self._finish(job, error, started - job.submitted, time.perf_counter() - started)
             del job
 
     def _read(self, job: _Job) -> DriveError | None:
         read, into = job.read, job.into
-        if not 0 <= read.shard < len(self._files):
+        file = self._file(read)
+        if file is None:
             return self._refusal(read, f"there is no shard {read.shard}", errno.EINVAL)
         if into.nbytes != read.nbytes or into.readonly or not into.contiguous:
             return self._refusal(read, f"the memory given has {into.nbytes} bytes or is not writable", errno.EINVAL)
         if read.offset % BLOCK_BYTES or read.nbytes % BLOCK_BYTES or _address(into) % _MEMORY_ALIGNMENT:
             return self._refusal(read, "offset, length or memory is not aligned", errno.EINVAL)
-        file = self._files[read.shard]
+        transfer = self._wrapper.wrap(read, system_transfer)
+
+        def counted(fd: int, buffers: list[memoryview], offset: int) -> int:
+            count = transfer(fd, buffers, offset)
+            job.moved += count
+            return count
+
         try:
-            file.read(read.offset, into)
+            file.read(read.offset, into, counted)
         except DriveError as error:
             error.message = f"{self._subject(read)}: {error.message}"
             return error
@@ -203,7 +222,7 @@ class FileDevice:
 
     def _finish(self, job: _Job, error: DriveError | None, queued: float, reading: float) -> None:
         """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""
-        done, slot, nbytes = job.done, job.slot, job.read.nbytes
+        done, slot = job.done, job.slot
 
         def report() -> None:
             if self._by_slot.get(slot) is job:
@@ -212,12 +231,15 @@ class FileDevice:
             stats.in_flight -= 1
             stats.queue_seconds += queued
             stats.read_seconds += reading
+            stats.durations.observe(reading)
             stats.direct = all(file.direct for file in self._files)
+            stats.bytes += job.moved
             if error is None:
                 stats.reads += 1
-                stats.bytes += nbytes
             else:
+                kind = error_kind(error)
                 stats.errors += 1
+                stats.errors_by[kind] = stats.errors_by.get(kind, 0) + 1
                 stats.checksum_failures += isinstance(error, ChecksumMismatch)
             done(error, slot)
 
@@ -228,11 +250,15 @@ class FileDevice:
             # The loop is closed: nobody is left to tell, and the memory was let go of above.
             _log.debug("read ended after the loop was closed", drive=self.name)
 
+    def _file(self, read: RecordRead) -> ShardFile | None:
+        return self._shards[read.shard] if 0 <= read.shard < len(self._shards) else None
+
     def _subject(self, read: RecordRead) -> str:
         return f"drive {self.name}, layer {read.layer}, expert {read.index}"
 
     def _refusal(self, read: RecordRead, reason: str, number: int) -> DriveError:
-        path = str(self._files[read.shard].path) if 0 <= read.shard < len(self._files) else ""
+        file = self._file(read)
+        path = str(file.path) if file is not None else ""
         return DriveError(
             f"{self._subject(read)}: {reason} ({path or 'no file'}, offset {read.offset}, length {read.nbytes})",
             path=path,

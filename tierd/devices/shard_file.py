@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from tierd.devices.transfers import Transfer, system_transfer
 from tierd.errors import DriveError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class ShardFile:
         if not self.direct:
             self._buffered()
 
-    def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` on.
+    def read(self, offset: int, into: memoryview, transfer: Transfer = system_transfer) -> None:
+        """Fill `into` from `offset` on, by means of `transfer`.
 
         Raises:
             DriveError: the read failed or the file ends before that; with path, offset, length and errno.
@@ -65,7 +66,7 @@ class ShardFile:
         try:
             if self.direct:
                 try:
-                    self._fill(self._direct_fd, offset, into, BLOCK_BYTES)
+                    self._fill(transfer, self._direct_fd, offset, into, BLOCK_BYTES)
                 except OSError as error:
                     if error.errno not in _REFUSALS:
                         raise
@@ -73,7 +74,7 @@ class ShardFile:
                 else:
                     return
             fd = self._buffered()
-            self._fill(fd, offset, into, 1)
+            self._fill(transfer, fd, offset, into, 1)
             # What is resident lies in the arena; a second copy in the page cache would take memory from it.
             os.posix_fadvise(fd, offset, into.nbytes, os.POSIX_FADV_DONTNEED)
         except OSError as error:
@@ -93,12 +94,12 @@ class ShardFile:
         self._direct_fd = self._buffered_fd = -1
         self.direct = False
 
-    def _fill(self, fd: int, offset: int, into: memoryview, block: int) -> None:
+    def _fill(self, transfer: Transfer, fd: int, offset: int, into: memoryview, block: int) -> None:
         have = 0
         while have < into.nbytes:
             # A short direct read may end anywhere; go on from the last block border, which keeps all aligned.
             start = have - have % block
-            count = os.preadv(fd, [into[start:]], offset + start)
+            count = transfer(fd, [into[start:]], offset + start)
             if start + count <= have:
                 raise self._short(fd, offset, into.nbytes, have)
             have = start + count

@@ -1,0 +1,119 @@
+"""How fast a drive is now, learned from its reads; pure, time comes in as an argument.
+
+Bandwidth is bytes over the time in which the drive had anything to do, so it is right for one read at a time and for
+many side by side. What reads take beyond that is its latency. How far real reads exceed the prediction, as a ratio, is
+remembered for the last reads: the 99th percentile says when a read is late, whatever its size and the queue before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+__all__ = ["DEFAULT_BANDWIDTH", "DriveSpeed", "Expectation"]
+
+DEFAULT_BANDWIDTH: Final = 1e9
+"""Bytes per second of a drive that nobody has measured yet; its first reads correct it."""
+
+_PRIOR_READS: Final = 4.0
+_DECAY: Final = 0.95
+_LATENCY_GAIN: Final = 0.2
+_RATIOS: Final = 256
+_MIN_RATIOS: Final = 32
+
+
+class Expectation:
+    """What was predicted when a read was submitted.
+
+    Attributes:
+        nbytes: of the read.
+        at: moment of submission.
+        seconds: predicted until it is done.
+        transfer: of these, without latency.
+    """
+
+    __slots__ = ("at", "nbytes", "seconds", "transfer")
+
+    def __init__(self, nbytes: int, at: float, transfer: float, latency: float) -> None:
+        self.nbytes = nbytes
+        self.at = at
+        self.transfer = transfer
+        self.seconds = transfer + latency
+
+
+class DriveSpeed:
+    """The running estimate of one drive.
+
+    Args:
+        bandwidth: bytes per second, as a probe measured it.
+        weight: how much of the bandwidth to count on.
+
+    Attributes:
+        queued_bytes: submitted and not ended.
+        latency: recent seconds per read beyond the transfer.
+        last_completion: moment of the last read that ended, -inf before.
+    """
+
+    def __init__(self, bandwidth: float = DEFAULT_BANDWIDTH, weight: float = 1.0) -> None:
+        self.queued_bytes = 0
+        self.latency = 0.0
+        self.last_completion = float("-inf")
+        self._weight = weight
+        self._bandwidth = bandwidth
+        self._bytes = 0.0
+        self._busy = 0.0
+        self._pending = 0
+        self._busy_since = 0.0
+        self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._slowest: float | None = None
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second to count on, the operator's weight included."""
+        return self._bandwidth * self._weight
+
+    def predict(self, nbytes: int) -> float:
+        """Seconds until a read submitted now would be done."""
+        return (self.queued_bytes + nbytes) / self.bandwidth + self.latency
+
+    def submitted(self, nbytes: int, now: float) -> Expectation:
+        """A read begins to wait."""
+        expected = Expectation(nbytes, now, (self.queued_bytes + nbytes) / self.bandwidth, self.latency)
+        if not self._pending:
+            self._busy_since = now
+        self._pending += 1
+        self.queued_bytes += nbytes
+        return expected
+
+    def dropped(self, expected: Expectation) -> None:
+        """A read was withdrawn, or hangs: it says nothing of the bandwidth and is in nobody's way."""
+        self._pending -= 1
+        self.queued_bytes -= expected.nbytes
+
+    def completed(self, expected: Expectation, now: float, *, good: bool) -> None:
+        """A read ended; only good ones teach."""
+        self.dropped(expected)
+        busy, self._busy_since = now - self._busy_since, now
+        self.last_completion = now
+        if not good:
+            return
+        nbytes = float(expected.nbytes)
+        if not self._bytes:
+            self._bytes = _PRIOR_READS * nbytes
+            self._busy = self._bytes / self._bandwidth
+        self._bytes = self._bytes * _DECAY + nbytes
+        self._busy = self._busy * _DECAY + max(busy, 0.0)
+        self._bandwidth = self._bytes / max(self._busy, 1e-9)
+        taken = now - expected.at
+        self.latency += _LATENCY_GAIN * (max(0.0, taken - expected.transfer) - self.latency)
+        self._ratios.append(taken / max(expected.seconds, 1e-9))
+        self._slowest = None
+
+    @property
+    def p99(self) -> float | None:
+        """99th percentile of real over predicted time of the recent reads; None while there are too few."""
+        if len(self._ratios) < _MIN_RATIOS:
+            return None
+        if self._slowest is None:
+            self._slowest = sorted(self._ratios)[len(self._ratios) * 99 // 100]
+        return self._slowest
