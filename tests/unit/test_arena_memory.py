@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tierd.arena import memory
 from tierd.arena.memory import EXTENT_BYTES, PayloadView, SharedPayload
@@ -72,16 +73,44 @@ def test_a_direct_read_lands_in_a_view(payload, tmp_path):
     assert bytes(payload.view(4096, 8192)) == path.read_bytes()
 
 
-def test_prefaulting_keeps_the_bytes_and_tells_what_the_host_gave(payload):
-    payload.view(100, 4)[:] = b"kept"
-    assert payload.huge_page_bytes == 0
+def test_prefaulting_brings_huge_pages_that_are_empty(payload):
     payload.start_prefault()
     assert payload.wait_prefault(30)
+    assert payload.view(0, payload.nbytes) == bytes(payload.nbytes)
     assert payload.populated_bytes == payload.nbytes
-    assert bytes(payload.view(100, 4)) == b"kept"
+    assert payload.huge_page_bytes == memory._huge_bytes_of(payload.address, payload.nbytes)
     major, minor = map(int, platform.release().split("-")[0].split(".")[:2])
     if (major, minor) >= (6, 1):
         assert payload.huge_page_bytes == payload.nbytes
+
+
+def test_prefaulting_keeps_the_bytes_that_landed_before_it(payload):
+    payload.view(100, 4)[:] = b"kept"
+    payload.start_prefault()
+    assert payload.wait_prefault(30)
+    assert bytes(payload.view(100, 4)) == b"kept"
+    assert payload.view(104, 3000) == bytes(3000)
+
+
+def test_on_a_tmpfs_all_memory_is_reserved_at_once():
+    payload = SharedPayload.create(3 * EXTENT_BYTES, TMPFS)
+    assert os.fstat(payload._fd).st_blocks * 512 == payload.nbytes == payload.populated_bytes
+    payload.close()
+
+
+def test_extents_that_could_not_be_collapsed_are_reserved_and_tried_again(monkeypatch):
+    collapse = memory._MADV_COLLAPSE
+    monkeypatch.setattr(memory, "_MADV_COLLAPSE", 12345)
+    payload = SharedPayload.create(2 * EXTENT_BYTES, TMPFS)
+    assert payload.huge_page_bytes == 0
+    assert os.fstat(payload._fd).st_blocks * 512 == payload.nbytes
+    payload.view(100, 4)[:] = b"kept"
+    monkeypatch.setattr(memory, "_MADV_COLLAPSE", collapse)
+    payload.start_prefault()
+    assert payload.wait_prefault(30)
+    assert payload.huge_page_bytes == memory._huge_bytes_of(payload.address, payload.nbytes)
+    assert bytes(payload.view(100, 4)) == b"kept"
+    payload.close()
 
 
 def test_without_huge_pages_the_arena_still_works(monkeypatch, directory):
@@ -135,15 +164,27 @@ def test_too_large_an_arena_names_what_is_needed_and_free(directory):
     assert "--arena" in caught.value.hint
 
 
-def test_a_tmpfs_that_fills_up_meanwhile_is_a_clear_error(monkeypatch, directory):
-    def full(_fd, _offset, _nbytes):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def run_out(_fd, _offset, _nbytes):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+
+def test_a_tmpfs_that_fills_up_meanwhile_is_a_clear_error(monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", run_out)
     descriptors = open_descriptors()
-    with pytest.raises(ArenaError, match=f"needs {EXTENT_BYTES} bytes"):
-        SharedPayload.create(1, directory)
+    with pytest.raises(ArenaError, match=f"needs {EXTENT_BYTES} bytes in /dev/shm"):
+        SharedPayload.create(1, TMPFS)
     assert open_descriptors() == descriptors
+
+
+def test_memory_that_runs_short_in_the_background_is_said_and_no_more(monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", run_out)
+    with structlog.testing.capture_logs() as logs:
+        payload = SharedPayload.create(1)
+        payload.start_prefault()
+        assert payload.wait_prefault(30)
+    assert [log["log_level"] for log in logs] == ["warning"]
+    payload.view(0, 2)[:] = b"ok"
+    payload.close()
 
 
 def test_no_descriptor_stays_open_after_close(directory):
