@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -63,7 +63,16 @@ def test_int8_codes_and_scales_of_a_known_row():
     assert codes.tolist() == [[127, -64, 0, 2], [0, 0, 0, 0]]  # ties to even
 
 
+def as_groups(weights):
+    """Rows padded with zeros to whole blocks, as [rows, groups, 64]."""
+    rows, cols = weights.shape
+    padded = np.zeros((rows, -(-cols // 128) * 128), np.float32)
+    padded[:, :cols] = weights
+    return padded.reshape(rows, -1, 64)
+
+
 @given(arrays.arrays(np.float32, shapes, elements=st.floats(-1e4, 1e4, width=32)))
+@example(np.array([[1188.0] * 4 + [3645.0] + [1188.0] * 10 + [-3363.0, 1188.0]], np.float32))
 def test_int4_keeps_shape_padding_and_bound(weights):
     packed, scales = quantise_int4(weights)
     rows, cols = weights.shape
@@ -72,12 +81,23 @@ def test_int4_keeps_shape_padding_and_bound(weights):
     assert scales.shape == (rows, blocks * 2)
     back = dequantise_int4(packed, scales, cols)
     assert back.shape == weights.shape
-    padded = np.zeros((rows, blocks * 128), np.float32)
-    padded[:, :cols] = weights
-    largest = np.abs(padded.reshape(rows, -1, 64)).max(axis=2)
-    # One step is largest / 8; the far side of the range ends one step before the value's mirror image.
-    bound = np.repeat(largest * 0.135 + 1e-6, 64, axis=1)[:, :cols]
-    assert (np.abs(back - weights) <= np.maximum(bound, 1e-6)).all()
+    # The side opposite to the largest magnitude m reaches 7/8 of 0.9 m at least; float16 scales round by 2^-11.
+    # Below float16's range a scale becomes 0 or a subnormal, which loses less than 1e-6.
+    largest = np.abs(as_groups(weights)).max(axis=2)
+    bound = np.repeat(largest * (1 - 0.9 * 7 / 8 + 2**-10), 64, axis=1)[:, :cols] + 1e-6
+    assert (np.abs(back - weights) <= bound).all()
+
+
+@given(arrays.arrays(np.float32, shapes, elements=st.floats(-1e4, 1e4, width=32)))
+def test_int4_loses_no_more_than_the_common_choice_of_scale(weights):
+    groups = as_groups(weights).astype(np.float64)
+    extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[..., None], axis=2)
+    scale = (extreme / -8).astype(np.float16).astype(np.float64)
+    codes = np.clip(np.rint(groups / np.where(scale == 0, 1, scale)), -8, 7)
+    common = ((codes * scale - groups) ** 2).sum(axis=2)
+    packed, scales = quantise_int4(weights)
+    chosen = ((dequantise_int4(packed, scales, groups.shape[1] * 64).reshape(groups.shape) - groups) ** 2).sum(axis=2)
+    assert (chosen <= common * (1 + 1e-4) + 1e-11).all()
 
 
 def test_int4_bytes_of_a_known_row():
