@@ -52,7 +52,7 @@ def _keepalive(seconds: float) -> list[tuple[str, int | str]]:
     return [
         ("grpc.keepalive_time_ms", max(1, int(seconds * 1000))),
         ("grpc.keepalive_timeout_ms", max(1, int(seconds * 500))),
-        # Pings that measure the connection count too: while one is out, no other is sent, and it has a minute by default.
+        # Pings that measure the connection count too: while one is out, no other is sent; its default is a minute.
         ("grpc.http2.ping_timeout_ms", max(1, int(seconds * 1000))),
         # A session may be silent for hours; its pings must go on.
         ("grpc.http2.max_pings_without_data", 0),
