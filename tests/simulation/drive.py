@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,11 +11,12 @@ from random import Random
 from simulation.clock import TICK, VirtualClock
 from simulation.records import RECORD_BYTES, VirtualStore
 
-from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
+from tierd.arena.arena import Arena
+from tierd.devices.device import AttemptMemory, Device, DeviceStats, ReadDone, RecordRead
 from tierd.errors import ChecksumMismatch, DriveError
 from tierd.store.checksums import xxh3
 
-__all__ = ["DriveHabits", "Outstanding", "VirtualDrive"]
+__all__ = ["DriveHabits", "ObservedDevice", "Outstanding", "VirtualDrive"]
 
 _GARBAGE = b"\xaa" * RECORD_BYTES
 
@@ -34,6 +36,7 @@ class DriveHabits:
         hang_seconds: how late it returns then.
         at_once: probability that a read ends before `submit` returns, as on a drive known to be gone.
         damaged: probability that an expert's record is bad for good.
+        shards: numbers of the shards that it holds; None for all.
     """
 
     workers: int = 4
@@ -46,6 +49,12 @@ class DriveHabits:
     hang_seconds: float = 60.0
     at_once: float = 0.0
     damaged: float = 0.0
+    shards: tuple[int, ...] | None = None
+
+    @property
+    def faultless(self) -> bool:
+        """Whether every read of an undamaged record ends well and in time."""
+        return not (self.io_error or self.short or self.flipped or self.hang)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +96,12 @@ class VirtualDrive:
         self._idle = habits.workers
         self._waiting: deque[Outstanding] = deque()
         self._damaged = {flat for flat in range(len(store)) if rng.random() < habits.damaged}
+
+    def sound(self, flat: int) -> bool:
+        """Whether this drive is sure to deliver the expert."""
+        shards = self._habits.shards
+        here = shards is None or self._store.record(flat).shard in shards
+        return here and flat not in self._damaged and self._habits.faultless
 
     def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
         """See `Device.submit`."""
@@ -139,6 +154,7 @@ class VirtualDrive:
         self.outstanding.remove(job)
         self.stats.in_flight -= 1
         self.stats.reads += error is None
+        self.stats.bytes += job.read.nbytes
         self.stats.errors += error is not None
         job.done(error, job.slot)
 
@@ -147,7 +163,7 @@ class VirtualDrive:
         read, habits, content = job.read, self._habits, self._store.content[job.read.expert]
         fate = self._rng.random()
         if fate < habits.io_error:
-            return self._error(DriveError, read, "input/output error")
+            return self._error(DriveError, read, "input/output error", errno.EIO)
         fate -= habits.io_error
         if fate < habits.short:
             job.into[: read.nbytes // 2] = content[: read.nbytes // 2]
@@ -161,6 +177,50 @@ class VirtualDrive:
             return self._error(ChecksumMismatch, read, "the checksum is wrong")
         return None
 
-    def _error(self, kind: type[DriveError], read: RecordRead, what: str) -> DriveError:
+    def _error(self, kind: type[DriveError], read: RecordRead, what: str, number: int = 0) -> DriveError:
         where = f"drive {self.name}, layer {read.layer}, expert {read.index}"
-        return kind(f"{where}: {what}", path=self.name, offset=read.offset, length=read.nbytes)
+        return kind(f"{where}: {what}", path=self.name, offset=read.offset, length=read.nbytes, errno=number)
+
+
+class ObservedDevice:
+    """What the broker reads from, watched: one read of an expert at a time, and each ends once.
+
+    Attributes:
+        flying: experts that are being read, whatever that takes, and the slots that the broker gave for them.
+    """
+
+    def __init__(self, device: Device, memory: Arena) -> None:
+        self.name = device.name
+        self.flying: dict[int, int] = {}
+        self._device = device
+        self._memory = memory
+
+    @property
+    def stats(self) -> DeviceStats:
+        """The device's."""
+        return self._device.stats
+
+    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+        """Pass on, and remember."""
+        flat = read.expert
+        assert flat not in self.flying, f"expert {flat} is read twice at a time"
+        self.flying[flat] = slot
+
+        def ended(error: DriveError | None, slot: int) -> None:
+            assert self.flying.pop(flat, None) is not None, f"a read of expert {flat} ended twice"
+            expert = self._memory._states.expert(slot)
+            assert expert == flat, f"a read of expert {flat} ended in the slot of {expert}"
+            done(error, slot)
+
+        self._device.submit(read, slot, memory, ended)
+
+    def withdraw(self, slot: int) -> bool:
+        """Pass on, and forget."""
+        if not self._device.withdraw(slot):
+            return False
+        self.flying = {flat: given for flat, given in self.flying.items() if given != slot}
+        return True
+
+    def close(self) -> None:
+        """Pass on."""
+        self._device.close()

@@ -19,29 +19,44 @@ _OWNED_BY_THE_DRIVE = (SlotState.FILLING, SlotState.ABANDONED)
 
 def check_invariants(world: World) -> None:
     """AssertionError that says what does not hold."""
-    outstanding = check_reads(world)
+    check_attempts(world)
+    reading = check_reads(world)
     held = check_grants(world)
-    check_slots(world, outstanding)
+    check_slots(world)
     check_bytes(world, held)
-    check_waiting(world, outstanding, held)
+    check_waiting(world, reading, held)
     check_counts(world)
-    check_policy(world)
+    check_policy(world, reading)
 
 
-def check_reads(world: World) -> dict[int, int]:
-    """Single flight, and a slot in the drive's hands is in nobody else's. Returns slot by expert being read."""
-    by_expert: dict[int, int] = {}
+def check_attempts(world: World) -> None:
+    """A slot in a drive's hands is in nobody else's, and an abandoned slot is in a drive's hands."""
+    slots = world.arena._states
+    busy: dict[int, int] = {}
     for drive in world.drives:
         for job in drive.outstanding:
-            flat = job.read.expert
-            assert flat not in by_expert, f"expert {flat} is read twice at a time"
-            by_expert[flat] = job.slot
-            state = world.arena._states.state(job.slot)
+            assert job.slot not in busy, f"two reads go into slot {job.slot}"
+            busy[job.slot] = job.read.expert
+            state = slots._states[job.slot]
             assert state in _OWNED_BY_THE_DRIVE, f"slot {job.slot} is {state.value} while a read into it runs"
-            assert world.arena._states.expert(job.slot) == flat, f"slot {job.slot} was given to another expert"
-            assert world.table.words[flat] == ABSENT, f"expert {flat} is published while it is being read"
-    assert world.broker.reading == len(by_expert), "the broker counts other reads than the drive"
-    return by_expert
+            assert slots._experts[job.slot] == job.read.expert, f"slot {job.slot} was given to another expert"
+    for slot, state in enumerate(slots._states):
+        if state is SlotState.ABANDONED:
+            assert slot in busy, f"slot {slot} stays abandoned though its read returned"
+        elif state is SlotState.FILLING and slot not in busy:
+            assert slots._experts[slot] in world.device.flying, f"slot {slot} waits for no read"
+
+
+def check_reads(world: World) -> set[int]:
+    """Single flight: what the broker reads is what it asked for, once, and is not published yet. Returns these."""
+    reading = set(world.device.flying)
+    assert world.broker.reading == len(reading), "the broker counts other reads than it asked for"
+    for flat in reading:
+        assert world.table.words[flat] == ABSENT, f"expert {flat} is published while it is being read"
+    if not world.replicated:
+        attempts = [job.read.expert for drive in world.drives for job in drive.outstanding]
+        assert sorted(attempts) == sorted(reading), "the drive reads something else than it was asked for"
+    return reading
 
 
 def check_grants(world: World) -> dict[int, int]:
@@ -56,20 +71,21 @@ def check_grants(world: World) -> dict[int, int]:
     return held
 
 
-def check_slots(world: World, outstanding: dict[int, int]) -> None:
-    """Slots by state add up, in the counts, one by one, and on the free list."""
-    table = world.arena._states
+def check_slots(world: World) -> None:
+    """Slots by state add up, in the counts, one by one, and on the free list; spare ones are kept back."""
+    table, arena = world.arena._states, world.arena
     states = [table._states.count(state) for state in SlotState]
-    filling, abandoned = (table._states.count(state) for state in _OWNED_BY_THE_DRIVE)
-    counts = world.arena.counts()
+    counts = arena.counts()
     told = [counts.free, counts.filling, counts.ready, counts.retired, counts.abandoned]
-    assert sum(told) == len(table), f"{counts} are not {len(table)} slots"
     assert told == states, f"{counts} is not what the slots say: {states}"
-    assert counts.ready + counts.filling <= world.arena.slots, f"{counts} use more slots than {world.arena.slots}"
-    assert filling + abandoned == len(outstanding), "a slot waits for no read"
+    assert sum(told) == len(table) == arena.slots + arena.spares, f"{counts} are not {len(table)} slots"
     assert sorted(table._free_list) == [n for n, state in enumerate(table._states) if state is SlotState.FREE], (
         "the free list is not the free slots"
     )
+    reading = world.broker.reading
+    spares = counts.filling + counts.abandoned - reading
+    assert counts.ready + reading <= arena.slots, f"{counts.ready} ready and {reading} reading of {arena.slots} slots"
+    assert spares == arena._spares_in_use <= arena.spares, f"{spares} of {arena.spares} spare slots in use: {arena!r}"
 
 
 def check_bytes(world: World, held: dict[int, int]) -> None:
@@ -95,7 +111,7 @@ def check_bytes(world: World, held: dict[int, int]) -> None:
     assert counts.granted == granted == world.arena.granted, "granted slots are miscounted"
 
 
-def check_waiting(world: World, outstanding: dict[int, int], held: dict[int, int]) -> None:
+def check_waiting(world: World, reading: set[int], held: dict[int, int]) -> None:
     """Who waits is in the queue with empty hands, or has its reads running; and nobody past the deadline."""
     now = world.clock.time()
     queue = {a.session.id: a for a in world.broker._queue}
@@ -109,14 +125,14 @@ def check_waiting(world: World, outstanding: dict[int, int], held: dict[int, int
             queued[session_id] = asked
         else:
             for expert in asked.unanswered:
-                assert asked.flats[expert] in outstanding, f"session {session_id} waits for expert {expert}: no read"
+                assert asked.flats[expert] in reading, f"session {session_id} waits for expert {expert}: no read"
         assert not asked.unanswered or now <= asked.due, f"session {session_id}: no answer by its deadline"
     assert len(queued) == len(queue), "an ended acquire is queued"
     if queued:
         order = [queued[a.session.id].number for a in world.broker._queue]
         assert order == sorted(order), f"the queue is out of order: {order}"
         head = min(queued.values(), key=lambda asked: asked.number)
-        busy = set(outstanding) | set(held)
+        busy = reading | set(held)
         needed = len(busy | set(head.flats.values()))
         assert needed > world.arena.slots, f"the head of the queue needs {needed} slots and is not admitted"
 
@@ -136,11 +152,10 @@ def check_counts(world: World) -> None:
         assert world.broker.requests(session_id) == account.requests, f"session {session_id}: requests miscounted"
 
 
-def check_policy(world: World) -> None:
+def check_policy(world: World, reading: set[int]) -> None:
     """The policy decides over exactly the experts that are resident or being read."""
     resident = {flat for flat, word in enumerate(world.table.words) if word != ABSENT}
     assert set(world.broker.resident()) == resident, "the broker thinks other experts resident than are published"
-    reading = {job.read.expert for drive in world.drives for job in drive.outstanding}
     assert world.policy.known == resident | reading, "the policy knows other experts than are resident or read"
     assert len(world.policy) == len(world.policy.known), "the policy counts other experts than it was told"
 
@@ -156,3 +171,4 @@ def check_at_rest(world: World) -> None:
     for drive in world.drives:
         assert drive.stats.in_flight == 0, f"drive {drive.name} has reads in flight"
         assert drive.stats.reads + drive.stats.errors == drive.submitted, f"drive {drive.name} lost a read"
+    assert not world.device.flying, f"reads of {world.device.flying} never ended"

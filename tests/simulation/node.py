@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from simulation.clock import TICK
 
 from tierd.errors import LimitExceeded
-from tierd.requests import AcquireRequest, Granted, Phase, Refused
+from tierd.requests import AcquireRequest, Granted, Phase, Reason, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,12 @@ _ABSENT_EXPERT = 1 << 31
 class Actor(Protocol):
     """Something that acts in a simulated world by calls on its clock."""
 
+    @property
+    def finished(self) -> bool:
+        """Whether it will do nothing more. When all actors have finished, the daemon is stopped."""
+
     def start(self) -> None:
-        """Ask the clock for the first call. When no calls are left, the history is over."""
+        """Ask the clock for the first call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<Node {self.id}: {self._state.value}, acquire {self._acquires}>"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the session is closed."""
+        return self._state is _State.GONE
 
     # The session's life.
 
@@ -227,6 +236,12 @@ class Node:
         world = self._world
         world.log("answer", self.id, acquire_id, granted, [(r.expert, r.reason) for r in refused])
         asked = world.ledger.answered(self.id, acquire_id, granted, refused)
+        for refusal in refused:
+            if refusal.reason in (Reason.DATA_LOSS, Reason.UNAVAILABLE):
+                sound = [drive.name for drive in world.drives if drive.sound(asked.flats[refusal.expert])]
+                assert not sound, (
+                    f"session {self.id}: expert {refusal.expert} failed, though {sound} is well: {refusal}"
+                )
         if asked is self._asked and not asked.unanswered and self._state is _State.WAITING:
             self._state = _State.THINKING
             self._later(self._habits.compute, lambda: self._computed(asked))

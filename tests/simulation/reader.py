@@ -32,6 +32,11 @@ class UnlockedReader:
         self._left = reads
         self._rng = rng
 
+    @property
+    def finished(self) -> bool:
+        """Whether it has read as often as it was told to."""
+        return self._left == 0
+
     def start(self) -> None:
         """Look at the table soon."""
         self._later(self._look)
@@ -40,13 +45,12 @@ class UnlockedReader:
         self._world.clock.call_later(self._rng.randint(1, 6) * TICK, call)
 
     def _look(self) -> None:
-        self._left -= 1
         resident = [flat for flat, word in enumerate(self._world.table.words) if word != ABSENT]
         if resident:
             flat = self._rng.choice(resident)
             self._read(flat, self._world.table.load(flat), b"")
-        elif self._left > 0:
-            self._later(self._look)
+        else:
+            self._done()
 
     def _read(self, flat: int, word: int, read: bytes) -> None:
         """Another piece, or the verdict."""
@@ -61,5 +65,9 @@ class UnlockedReader:
         else:
             self.discarded += 1
         self._world.log("read", flat, word, self.kept, self.discarded)
-        if self._left > 0:
+        self._done()
+
+    def _done(self) -> None:
+        self._left -= 1
+        if self._left:
             self._later(self._look)

@@ -15,10 +15,11 @@ RECORD_BYTES = 32
 
 
 class VirtualStore:
-    """Layers of experts: the broker's catalogue, and the bytes that a sound drive holds."""
+    """Layers of experts, dealt out to shards: the broker's catalogue, and the bytes that a sound drive holds."""
 
-    def __init__(self, layers: int, experts_per_layer: int) -> None:
+    def __init__(self, layers: int, experts_per_layer: int, shards: int = 1) -> None:
         self.layers = layers
+        self.shards = shards
         self.experts_per_layer = experts_per_layer
         self.content = [
             blake2b(flat.to_bytes(8, "little"), digest_size=RECORD_BYTES).digest() for flat in range(len(self))
@@ -28,8 +29,8 @@ class VirtualStore:
                 expert=flat,
                 layer=flat // experts_per_layer,
                 index=flat % experts_per_layer,
-                shard=0,
-                offset=flat * RECORD_BYTES,
+                shard=flat % shards,
+                offset=flat // shards * RECORD_BYTES,
                 nbytes=RECORD_BYTES,
                 xxh3=xxh3(content),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from simulation.drive import DriveHabits
@@ -25,7 +25,9 @@ class Scenario:
         most: experts that an acquire may name.
         nodes: one entry per node.
         unlocked_reads: reads without a grant that a reader tries beside the nodes.
-        drive: how the drive behaves.
+        drives: how each drive behaves.
+        replicated: the drives hold copies, and a `tierd.devices.replicas.ReplicaSet` stands before them.
+        shards: of the store.
         spares: slots of the arena that are kept back for attempts beside a running one.
         policy: name of the eviction policy.
         patience: most ticks after which a node cancels, moves on or dies.
@@ -37,7 +39,9 @@ class Scenario:
     slots: int
     most: int
     nodes: tuple[NodeHabits, ...]
-    drive: DriveHabits = field(default_factory=DriveHabits)
+    drives: tuple[DriveHabits, ...] = (DriveHabits(),)
+    replicated: bool = False
+    shards: int = 1
     spares: int = 0
     unlocked_reads: int = 0
     policy: str = "lru"
@@ -70,7 +74,9 @@ def _waves(rng: Random) -> Scenario:
     slots = rng.randint(1, 3)
     node = NodeHabits(steps=2, whole_layers=True, compute=rng.randint(0, 3))
     nodes = (node,) * rng.randint(2, 4)
-    return Scenario(2, rng.randint(3, 6), slots, rng.randint(1, slots), nodes, DriveHabits(workers=rng.randint(1, 4)))
+    return Scenario(
+        2, rng.randint(3, 6), slots, rng.randint(1, slots), nodes, (DriveHabits(workers=rng.randint(1, 4)),)
+    )
 
 
 def _sick_drive(rng: Random) -> Scenario:
@@ -88,9 +94,9 @@ def _sick_drive(rng: Random) -> Scenario:
     )
     node = NodeHabits(steps=3, top_k=rng.randint(1, 3), deadline=(16, 512), repeats=0.7, cancels=0.1, dies=0.05)
     slots = rng.randint(2, 6)
-    return Scenario(
-        2, rng.randint(3, 6), slots, rng.randint(1, slots), (node,) * rng.randint(1, 4), drive, rng.choice((0, 2))
-    )
+    nodes = (node,) * rng.randint(1, 4)
+    most, experts, spares = rng.randint(1, slots), rng.randint(3, 6), rng.choice((0, 2))
+    return Scenario(2, experts, slots, most, nodes, (drive,), spares=spares)
 
 
 def _rude_nodes(rng: Random) -> Scenario:
@@ -115,7 +121,45 @@ def _rude_nodes(rng: Random) -> Scenario:
 
     nodes = tuple(node() for _ in range(rng.randint(2, 5)))
     drive = DriveHabits(workers=rng.randint(1, 4), slowest=rng.choice((4, 24)), hang=rng.choice((0, 0.05)))
-    return Scenario(rng.randint(1, 3), rng.randint(3, 6), slots, rng.randint(1, slots), nodes, drive)
+    return Scenario(rng.randint(1, 3), rng.randint(3, 6), slots, rng.randint(1, slots), nodes, (drive,))
+
+
+def _mirrors(rng: Random) -> Scenario:
+    """Copies on several drives, whole and in part, each sick in its own way; sometimes one is well."""
+    shards = rng.randint(1, 3)
+
+    def drive(*, whole: bool) -> DriveHabits:
+        return DriveHabits(
+            workers=rng.randint(1, 4),
+            slowest=rng.choice((2, 8, 64)),
+            io_error=rng.choice((0, 0.1, 0.5)),
+            short=rng.choice((0, 0, 0.2)),
+            flipped=rng.choice((0, 0, 0.2)),
+            hang=rng.choice((0, 0.1, 0.3)),
+            hang_seconds=rng.choice((0.5, 5.0, 60.0)),
+            at_once=rng.choice((0, 0, 0.3)),
+            damaged=rng.choice((0, 0.3)),
+            shards=None if whole else tuple(rng.sample(range(shards), rng.randint(1, shards))),
+        )
+
+    drives = [drive(whole=True)] + [drive(whole=rng.random() < 0.5) for _ in range(rng.randint(0, 2))]
+    if rng.random() < 0.3:
+        drives.append(DriveHabits(workers=2))
+    node = NodeHabits(
+        steps=rng.randint(3, 8), top_k=rng.randint(1, 3), deadline=rng.choice(((64, 2048), (8192, 16384))), dies=0.05
+    )
+    slots = rng.randint(2, 6)
+    return Scenario(
+        layers=2,
+        experts_per_layer=rng.randint(4, 8),
+        slots=slots,
+        most=rng.randint(1, slots),
+        nodes=(node,) * rng.randint(1, 4),
+        drives=tuple(drives),
+        replicated=True,
+        shards=shards,
+        spares=rng.randint(0, len(drives) + 1),
+    )
 
 
 SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
@@ -123,5 +167,6 @@ SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "waves": _waves,
     "sick-drive": _sick_drive,
     "rude-nodes": _rude_nodes,
+    "mirrors": _mirrors,
 }
 """By name; each draws its sizes and habits from the seed."""

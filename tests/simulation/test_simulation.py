@@ -105,10 +105,15 @@ def test_a_world_takes_any_actor_and_more_nodes_while_it_runs() -> None:
     class Latecomer:
         def __init__(self, world: World) -> None:
             self.world = world
+            self.finished = False
 
         def start(self) -> None:
-            self.world.clock.call_later(1.0, lambda: self.world.add_node(NodeHabits(steps=3)))
+            self.world.clock.call_later(1.0, self.come)
             self.world.broker.hint(0, [1, 2])
+
+        def come(self) -> None:
+            self.world.add_node(NodeHabits(steps=3))
+            self.finished = True
 
     world = World(Scenario(2, 4, slots=2, most=2, nodes=(NodeHabits(steps=1),)), "latecomer")
     world.add(Latecomer(world))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from random import Random
 
 from simulation.clock import VirtualClock
-from simulation.drive import VirtualDrive
+from simulation.drive import DriveHabits, ObservedDevice, VirtualDrive
 from simulation.invariants import check_at_rest, check_invariants
 from simulation.ledger import Ledger
 from simulation.memory import ObservedPolicy, plain_arena
@@ -14,8 +15,11 @@ from simulation.node import Actor, Node, NodeHabits
 from simulation.reader import UnlockedReader
 from simulation.records import RECORD_BYTES, VirtualStore
 from simulation.scenarios import SCENARIOS, Scenario
+from structlog.testing import capture_logs
 
 from tierd.broker import Broker
+from tierd.devices.drive import Drive
+from tierd.devices.replicas import ReplicaSet
 from tierd.policy.policies import make_policy
 
 __all__ = ["SimulationFailure", "World", "simulate"]
@@ -37,27 +41,22 @@ class World:
         self.patience = scenario.patience
         self.life_line = scenario.life_line
         self.clock = VirtualClock(self.rng("clock"))
-        self.store = VirtualStore(scenario.layers, scenario.experts_per_layer)
+        self.store = VirtualStore(scenario.layers, scenario.experts_per_layer, scenario.shards)
         self.arena, self.payload, self.table = plain_arena(
             slots=scenario.slots, slot_bytes=RECORD_BYTES, experts=len(self.store), spares=scenario.spares
         )
         self.policy = ObservedPolicy(make_policy(scenario.policy))
         self.ledger = Ledger()
-        self.drives = [
-            VirtualDrive(
-                "nvme",
-                store=self.store,
-                clock=self.clock,
-                rng=self.rng("nvme"),
-                habits=scenario.drive,
-                log=self.log,
-            )
-        ]
+        self.replicated = scenario.replicated
+        self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
+        self.device = ObservedDevice(
+            self._replicas(scenario.drives) if scenario.replicated else self.drives[0], self.arena
+        )
         self.broker = Broker(
             catalogue=self.store,
             memory=self.arena,
             policy=self.policy,
-            device=self.drives[0],
+            device=self.device,
             clock=self.clock,
             max_experts_per_acquire=min(scenario.most, scenario.slots),
         )
@@ -68,6 +67,14 @@ class World:
             self.add_node(habits)
         if scenario.unlocked_reads:
             self.add(UnlockedReader(self, scenario.unlocked_reads, self.rng("reader")))
+
+    def _drive(self, name: str, habits: DriveHabits) -> VirtualDrive:
+        return VirtualDrive(name, store=self.store, clock=self.clock, rng=self.rng(name), habits=habits, log=self.log)
+
+    def _replicas(self, habits: Sequence[DriveHabits]) -> ReplicaSet:
+        everything = range(self.store.shards)
+        shards = [everything if h.shards is None else h.shards for h in habits]
+        return ReplicaSet(self.clock, [Drive(drive, held) for drive, held in zip(self.drives, shards, strict=True)])
 
     def rng(self, name: str) -> Random:
         """A source of chance for one actor, so that another actor's draws do not move its own."""
@@ -97,12 +104,17 @@ class World:
         self._running = True
         for actor in tuple(self.actors):
             actor.start()
-        steps = 0
+        steps, stopped = 0, False
         check_invariants(self)
         while self.clock.step():
             steps += 1
             assert steps < _MOST_EVENTS, f"the history does not end: {self.broker!r}"
             check_invariants(self)
+            if not stopped and all(actor.finished for actor in self.actors):
+                stopped = True
+                self.log("stop")
+                self.device.close()
+                check_invariants(self)
         check_at_rest(self)
 
     def digest(self) -> str:
@@ -123,7 +135,8 @@ def simulate(scenario: str, seed: int) -> World:
     name = f"{scenario}/{seed}"
     world = World(SCENARIOS[scenario](Random(name)), name)
     try:
-        world.run()
+        with capture_logs():
+            world.run()
     except Exception as error:
         last = "\n".join(f"  {event}" for event in world.events[-_SHOWN_EVENTS:])
         raise SimulationFailure(
