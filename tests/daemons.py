@@ -103,11 +103,12 @@ class Daemon:
 
     def session_blocks(self):
         """How many nodes' blocks the process holds."""
-        count = 0
+        inodes = set()
         for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
-                count += "tierd-session" in os.readlink(link)  # noqa: PTH115, the target is no path
-        return count
+                if "tierd-session" in os.readlink(link):  # noqa: PTH115, the target is no path
+                    inodes.add(link.stat().st_ino)
+        return len(inodes)
 
     def rss_bytes(self):
         text = Path(f"/proc/{self.process.pid}/status").read_text()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +21,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _MAX_LOG_BYTES = 4096
 _REFUSED = 2
+_GREETING = b"\nlistening on "
 
 
 class PrivateDaemon:
@@ -98,13 +96,8 @@ class PrivateDaemon:
             time.sleep(0.01)
 
     def _answers(self) -> bool:
-        path = self.address.path
-        assert path is not None
-        # The attach socket is made last before serving begins; gRPC's own follows at once.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.connect(os.fspath(path))
-            return True
-        return False
+        # Its socket is there before the daemon knows whether it can start; its greeting comes when it serves.
+        return _GREETING in self._log.read_bytes()
 
     def _failed_start(self) -> TierdError:
         words = self._last_words()
