@@ -1,7 +1,7 @@
 # setup | demo | test | check | bench | soak: nothing else to know. `make` alone prints them.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-COVERAGE_FLOOR := 50
+COVERAGE_FLOOR := 85
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links pyproject.toml
 
