@@ -110,6 +110,10 @@ class Daemon:
                     inodes.add(link.stat().st_ino)
         return len(inodes)
 
+    def descriptors(self):
+        """How many files, sockets and pipes the process holds."""
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
     def rss_bytes(self):
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) << 10
@@ -192,9 +196,9 @@ def folder():
         yield Path(path)
 
 
-@pytest.fixture
-def serve(folder):
-    """Starts daemons; stops those that still run, which must end well and without a traceback."""
+@contextlib.contextmanager
+def daemons_in(folder):
+    """Starts daemons; at the end those that still run must stop well, and none may have written a traceback."""
     started = []
 
     def start(store, *options, **named):
@@ -204,13 +208,29 @@ def serve(folder):
         started.append(daemon)
         return daemon.start()
 
-    yield start
-    codes = [daemon.stop() for daemon in started if daemon.process.poll() is None]
-    assert not any(codes), [daemon.log for daemon in started]
-    for daemon in started:
-        whole = daemon.log_path.read_text()
-        assert "Traceback" not in whole
-        assert "never retrieved" not in whole
+    try:
+        yield start
+    finally:
+        codes = [daemon.stop() for daemon in started if daemon.process.poll() is None]
+    logs = [daemon.log_path.read_text() for daemon in started]
+    assert not any(codes), logs
+    for log in logs:
+        assert "Traceback" not in log
+        assert "never retrieved" not in log
+
+
+@pytest.fixture
+def serve(folder):
+    """Starts daemons for one test."""
+    with daemons_in(folder) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve_module():
+    """Starts daemons that the tests of a module share."""
+    with tempfile.TemporaryDirectory(prefix="tierd-") as path, daemons_in(Path(path)) as start:
+        yield start
 
 
 @pytest.fixture

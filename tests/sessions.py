@@ -16,12 +16,12 @@ from tierd.rpc import CHANNEL_OPTIONS, PROTOCOL, read_safely
 class RawSession:
     """Synchronous calls on a stream that lives on the process's gRPC loop."""
 
-    def __init__(self, address):
-        on_loop(self._open(address.target))
+    def __init__(self, address, options=()):
+        on_loop(self._open(address.target, options))
         self.acquires = 0
 
-    async def _open(self, target):
-        self.channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    async def _open(self, target, options):
+        self.channel = grpc.aio.insecure_channel(target, options=[*CHANNEL_OPTIONS, *options])
         self.call = session_pb2_grpc.SessionServiceStub(self.channel).OpenSession()
 
     def send(self, **message):
@@ -32,6 +32,16 @@ class RawSession:
                 await self.call.write(pb.OpenSessionRequest(**message))
 
         on_loop(write())
+
+    def flood(self, messages, seconds=20.0):
+        """Write messages one after the other and read nothing; returns when all went or the stream ended."""
+
+        async def write():
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for message in messages:
+                    await self.call.write(message)
+
+        on_loop(write(), seconds)
 
     def read(self, seconds=10.0):
         """The next message; fails if the stream ended."""

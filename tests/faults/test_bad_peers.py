@@ -1,0 +1,218 @@
+"""Peers that lie, flood, stall or send garbage: each hurts its own session alone, while a good node is served."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+from daemons import eventually
+from sessions import RawSession
+
+from tierd.api import session_pb2 as pb
+from tierd.arena.attach import attach
+from tierd.client.arena_source import ArenaSource
+from tierd.client.source import Phase
+from tierd.errors import DaemonUnavailable
+from tierd.rpc import PROTOCOL
+
+
+@pytest.fixture(scope="module")
+def daemon(serve_module, pattern_store):
+    return serve_module(pattern_store.path, "--arena", "25%", "--max-sessions", "8")
+
+
+@pytest.fixture
+def peer(daemon):
+    """Opens raw streams; ends them with the test."""
+    opened = []
+
+    def open_stream():
+        opened.append(RawSession(daemon.address))
+        return opened[-1]
+
+    yield open_stream
+    for raw in opened:
+        raw.close()
+
+
+@pytest.fixture(autouse=True)
+def good_node(daemon, pattern_store):
+    """A node that works through layers all the while, and must neither fail nor starve."""
+    source = ArenaSource(daemon.address, pattern_store, name="good", numerics="exact", kernel_path="none")
+    stop = threading.Event()
+    failures = []
+    visits = 0
+
+    def work():
+        nonlocal visits
+        try:
+            while not stop.wait(0.005):
+                source.visit(visits % 4, [visits % 15, 15], lambda *_: None, step=visits, phase=Phase.DECODE)
+                visits += 1
+        except Exception as error:  # noqa: BLE001, reported below
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    eventually(lambda: visits or failures)
+    yield source
+    before = visits
+    eventually(lambda: visits > before or failures)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    source.close()
+    assert not failures
+    eventually(lambda: daemon.stats()["sessions"] == [])
+    counted = daemon.stats()
+    assert counted["arena"]["slots_granted"] == counted["requests"]["pending"] == 0
+    assert daemon.session_blocks() == 0
+
+
+ACQUIRE = pb.Acquire(id=1, layer=0, experts=[1])
+
+
+@pytest.mark.parametrize("first", [{"acquire": ACQUIRE}, {"release": pb.Release(acquire_id=1)}, {}], ids=str)
+def test_a_session_begins_with_a_hello(peer, first):
+    raw = peer()
+    raw.send(**first)
+    code, detail = raw.status()
+    assert code.name == "FAILED_PRECONDITION"
+    assert "hello" in detail
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "words"),
+    [
+        ({"protocol": 99}, "FAILED_PRECONDITION", ["99", "1"]),
+        ({"protocol": 0}, "FAILED_PRECONDITION", ["0", "1"]),
+        ({"fingerprint": "ab" * 32}, "FAILED_PRECONDITION", ["abababababab", "{own}"]),
+        ({"name": "n" * 65}, "INVALID_ARGUMENT", ["64"]),
+        ({"name": "n" * 200_000}, "INVALID_ARGUMENT", ["64"]),
+        ({"name": "n" * 400_000}, "RESOURCE_EXHAUSTED", ["262144"]),
+    ],
+    ids=["protocol from the future", "no protocol", "another store", "long name", "huge name", "oversized message"],
+)
+def test_a_hello_that_does_not_fit_is_refused_with_both_sides_named(peer, pattern_store, hello, code, words):
+    raw = peer()
+    raw.send(hello=pb.Hello(**{"protocol": PROTOCOL, "name": "bad"} | hello))
+    status, detail = raw.status()
+    assert status.name == code
+    for word in words:
+        assert word.format(own=pattern_store.fingerprint[:12]) in detail
+
+
+@pytest.mark.parametrize(
+    ("acquire", "code", "words"),
+    [
+        ({"experts": range(1_000_000)}, "RESOURCE_EXHAUSTED", ["262144"]),
+        ({"experts": [1] * 100_000}, "INVALID_ARGUMENT", ["100000 experts"]),
+        ({"experts": range(9)}, "INVALID_ARGUMENT", ["9 experts", "between 1 and 8"]),
+        ({"experts": []}, "INVALID_ARGUMENT", ["0 experts"]),
+        ({"experts": [3, 3]}, "INVALID_ARGUMENT", ["twice"]),
+        ({"experts": [16]}, "INVALID_ARGUMENT", ["16"]),
+        ({"experts": [2**32 - 1]}, "INVALID_ARGUMENT", [str(2**32 - 1)]),
+        ({"experts": [1], "layer": 4}, "INVALID_ARGUMENT", ["4"]),
+        ({"experts": [1], "layer": 2**31}, "INVALID_ARGUMENT", [str(2**31)]),
+    ],
+    ids=["a million", "a hundred thousand", "too many", "none", "twice", "unknown", "2^32-1", "layer", "layer 2^31"],
+)
+def test_an_impossible_acquire_ends_the_session_that_sent_it(daemon, peer, acquire, code, words):
+    raw = peer()
+    raw.hello()
+    requests = daemon.stats()["requests"]["failed"]
+    raw.send(acquire=pb.Acquire(**{"id": 1, "layer": 0} | acquire))
+    status, detail = raw.status()
+    assert status.name == code
+    for word in words:
+        assert word in detail
+    assert daemon.stats()["requests"]["failed"] == requests
+
+
+def test_a_second_hello_and_an_empty_message_end_the_session(peer):
+    for message in ({"hello": pb.Hello(protocol=PROTOCOL)}, {}):
+        raw = peer()
+        raw.hello()
+        raw.send(**message)
+        assert raw.status()[0].name == "FAILED_PRECONDITION"
+
+
+def test_absurd_hints_cost_nothing_and_end_nothing(daemon, peer):
+    raw = peer()
+    raw.hello()
+    raw.send(hint=pb.Hint(layer=2**31, experts=range(50_000), probabilities=[float("nan"), -1.0, 1e30]))
+    raw.send(hint=pb.Hint())
+    raw.send(release=pb.Release(acquire_id=2**63))
+    raw.send(cancel=pb.Cancel(acquire_id=77))
+    reads = daemon.stats()["drives"][0]["reads"]
+    raw.acquire(0, [1])
+    ready, _ = raw.answers(1)
+    assert set(ready) == {1}
+    assert daemon.stats()["drives"][0]["reads"] <= reads + 20  # the good node's and this one's, no hinted ones
+
+
+def test_a_node_that_floods_and_does_not_read_is_ended_in_bounded_memory(daemon):
+    window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    raw = RawSession(daemon.address, window)
+    raw.hello(name="flood")
+    before = daemon.rss_bytes()
+    acquires = (pb.Acquire(id=number, layer=0, experts=range(8)) for number in range(1, 20_001))
+    raw.flood(pb.OpenSessionRequest(acquire=acquire) for acquire in acquires)
+    eventually(lambda: all(s["name"] != "flood" for s in daemon.stats()["sessions"]))
+    assert any("does not read its answers" in event.get("why", "") for event in daemon.events)
+    assert daemon.rss_bytes() - before < 16 << 20
+    raw.close()
+
+
+def garbage():
+    yield b""
+    yield b"\0"
+    yield b"GET / HTTP/1.1\r\n\r\n"
+    yield b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(4096)
+    yield os.urandom(40)
+    yield os.urandom(1 << 20)
+
+
+@pytest.mark.parametrize("end", ["d.sock", "d.sock.attach"])
+def test_garbage_on_a_socket_closes_that_connection(daemon, end):
+    for data in garbage():
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(10)
+            raw.connect(str(daemon.folder / end))
+            try:
+                raw.sendall(data)
+                raw.shutdown(socket.SHUT_WR)
+                while raw.recv(65536):
+                    pass
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+    assert daemon.process.poll() is None
+
+
+def test_a_token_attaches_once_and_to_its_own_session_only(daemon, peer):
+    raw = peer()
+    welcome = raw.hello(name="token")
+    memory = attach(welcome.attach_path, welcome.attach_token)
+    with pytest.raises(DaemonUnavailable):
+        attach(welcome.attach_path, welcome.attach_token)
+    with pytest.raises(DaemonUnavailable):
+        attach(welcome.attach_path, os.urandom(32))
+    assert [s["attached"] for s in daemon.stats()["sessions"] if s["name"] == "token"] == [True]
+    memory.close()
+    # The end of its life line ends the session, whatever the stream says.
+    assert raw.status()[0].name == "UNAVAILABLE"
+
+
+def test_many_sessions_that_come_and_go_leave_nothing(daemon):
+    fds = daemon.descriptors()
+    for number in range(30):
+        raw = RawSession(daemon.address)
+        if number % 3:
+            raw.hello()
+        if number % 3 == 2:
+            raw.acquire(1, [number % 16])
+        raw.close()
+    eventually(lambda: len(daemon.stats()["sessions"]) == 1)
+    eventually(lambda: daemon.descriptors() <= fds + 4)
