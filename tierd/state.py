@@ -1,0 +1,14 @@
+"""Where tierd keeps what it learned between runs: measurements, notes of interrupted work, usage history."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["state_directory"]
+
+
+def state_directory() -> Path:
+    """`$XDG_STATE_HOME/tierd`, `~/.local/state/tierd` by default (XDG Base Directory Specification); not made here."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return Path(base) / "tierd" if base else Path("~/.local/state/tierd").expanduser()
