@@ -9,6 +9,8 @@ from tierd.arena.arena import Arena
 from tierd.arena.slots import SlotState, SlotTable
 from tierd.arena.table import ABSENT, next_generation, pack
 from tierd.broker import Broker
+from tierd.devices.flight import Flight
+from tierd.devices.replicas import ReplicaSet
 from tierd.errors import ChecksumMismatch
 from tierd.policy.lru import Lru
 from tierd.requests import Outcome, Reason
@@ -20,6 +22,7 @@ Replacement = tuple[type, str, Callable[..., Any]]
 
 # Kept, since some wrong steps are the right ones with a twist.
 _landed, _start, _grant, _fill = Broker._landed, Broker._start, Broker._grant, Arena.fill
+_flight_landed, _pick = Flight._landed, ReplicaSet.pick
 _end_acquire, _expire, _refuse, _admit = Broker._end_acquire, Broker._expire, Broker._refuse, Broker._admit
 
 
@@ -149,6 +152,35 @@ def _empty_the_table_late(self: Arena, slot: int) -> int:
     return word
 
 
+def _reuse_the_losers_slot_at_once(self: Arena, slot: int) -> None:
+    self.return_spare(slot)
+
+
+def _lose_count_of_spares(self: Arena, slot: int) -> None:
+    if self._states.state(slot) is SlotState.FILLING:
+        self._states.abandon(slot)
+    self._states.free(slot)
+
+
+def _hedge_into_the_same_slot(self: Flight) -> bool:
+    self._idle.append(self.first_slot)
+    return True
+
+
+def _wait_for_what_hangs(self: Flight, attempt: Any) -> None:
+    del self, attempt
+
+
+def _deliver_again(self: Flight, attempt: Any, error: Any, slot: int) -> None:
+    if error is None:
+        self._over = False
+    _flight_landed(self, attempt, error, slot)
+
+
+def _try_one_drive_only(self: ReplicaSet, read: Any, tried: Any, *, sound: bool = False) -> Any:
+    return None if tried else _pick(self, read, tried, sound=sound)
+
+
 MUTANTS: dict[str, list[Replacement]] = {
     "granted experts are evicted": [
         (Broker, "_evictable", _anything_resident),
@@ -172,6 +204,12 @@ MUTANTS: dict[str, list[Replacement]] = {
     "a queued request never expires": [(Broker, "_expire", _never_expire_in_the_queue)],
     "reads in flight need no room": [(Broker, "_fits", _admit_beyond_the_arena)],
     "a slot keeps its generation": [(SlotTable, "landed", _keep_the_generation)],
+    "the loser's slot is reused while its read still runs": [(Arena, "abandon", _reuse_the_losers_slot_at_once)],
+    "spare slots are used up": [(Arena, "return_spare", _lose_count_of_spares)],
+    "a second attempt goes into the slot of the first": [(Flight, "_take_spare", _hedge_into_the_same_slot)],
+    "a read that hangs is not saved": [(Flight, "_rescue", _wait_for_what_hangs)],
+    "a record is delivered twice": [(Flight, "_landed", _deliver_again)],
+    "a failed read is not tried on another drive": [(ReplicaSet, "pick", _try_one_drive_only)],
     "the policy keeps what has left": [(Lru, "removed", _forget_nobody)],
 }
 """By what goes wrong."""

@@ -237,6 +237,7 @@ class Node:
         world.log("answer", self.id, acquire_id, granted, [(r.expert, r.reason) for r in refused])
         asked = world.ledger.answered(self.id, acquire_id, granted, refused)
         for refusal in refused:
+            assert refusal.reason is Reason.CANCELLED or not world.must_serve, f"session {self.id}: {refusal}"
             if refusal.reason in (Reason.DATA_LOSS, Reason.UNAVAILABLE):
                 sound = [drive.name for drive in world.drives if drive.sound(asked.flats[refusal.expert])]
                 assert not sound, (

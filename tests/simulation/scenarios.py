@@ -28,6 +28,7 @@ class Scenario:
         drives: how each drive behaves.
         replicated: the drives hold copies, and a `tierd.devices.replicas.ReplicaSet` stands before them.
         shards: of the store.
+        must_serve: nothing may fail, since one drive is well and deadlines are long enough to find out which.
         spares: slots of the arena that are kept back for attempts beside a running one.
         policy: name of the eviction policy.
         patience: most ticks after which a node cancels, moves on or dies.
@@ -42,6 +43,7 @@ class Scenario:
     drives: tuple[DriveHabits, ...] = (DriveHabits(),)
     replicated: bool = False
     shards: int = 1
+    must_serve: bool = False
     spares: int = 0
     unlocked_reads: int = 0
     policy: str = "lru"
@@ -135,8 +137,8 @@ def _mirrors(rng: Random) -> Scenario:
             io_error=rng.choice((0, 0.1, 0.5)),
             short=rng.choice((0, 0, 0.2)),
             flipped=rng.choice((0, 0, 0.2)),
-            hang=rng.choice((0, 0.1, 0.3)),
-            hang_seconds=rng.choice((0.5, 5.0, 60.0)),
+            hang=rng.choice((0, 0.05, 0.3)),
+            hang_seconds=rng.choice((0.5, 5.0, 20.0)),
             at_once=rng.choice((0, 0, 0.3)),
             damaged=rng.choice((0, 0.3)),
             shards=None if whole else tuple(rng.sample(range(shards), rng.randint(1, shards))),
@@ -146,7 +148,10 @@ def _mirrors(rng: Random) -> Scenario:
     if rng.random() < 0.3:
         drives.append(DriveHabits(workers=2))
     node = NodeHabits(
-        steps=rng.randint(3, 8), top_k=rng.randint(1, 3), deadline=rng.choice(((64, 2048), (8192, 16384))), dies=0.05
+        steps=rng.choice((3, 6, 20)),
+        top_k=rng.randint(1, 3),
+        deadline=rng.choice(((64, 2048), (8192, 16384))),
+        dies=0.05,
     )
     slots = rng.randint(2, 6)
     return Scenario(
@@ -154,11 +159,46 @@ def _mirrors(rng: Random) -> Scenario:
         experts_per_layer=rng.randint(4, 8),
         slots=slots,
         most=rng.randint(1, slots),
-        nodes=(node,) * rng.randint(1, 4),
+        nodes=(node,) * rng.randint(1, 3),
         drives=tuple(drives),
         replicated=True,
         shards=shards,
         spares=rng.randint(0, len(drives) + 1),
+    )
+
+
+def _one_sound_drive(rng: Random) -> Scenario:
+    """One drive is well; the others do everything that drives do, up to hanging for longer than anyone waits.
+
+    Every worker of a hanging drive holds a slot, and each of these reads needs another slot to be saved.
+    """
+    workers = rng.randint(1, 4)
+    sick = tuple(
+        DriveHabits(
+            workers=workers,
+            slowest=rng.choice((4, 64)),
+            io_error=rng.choice((0, 0.3)),
+            short=rng.choice((0, 0.1)),
+            flipped=rng.choice((0, 0.2)),
+            hang=rng.choice((0, 0.1, 0.5, 1.0)),
+            hang_seconds=60.0,
+            at_once=rng.choice((0, 0.2)),
+            damaged=rng.choice((0, 0.3)),
+        )
+        for _ in range(rng.randint(1, 2))
+    )
+    slots = rng.randint(4, 8)
+    node = NodeHabits(steps=rng.randint(2, 5), top_k=rng.randint(1, 4), deadline=(6144, 6144), hasty=0.05, dies=0.02)
+    return Scenario(
+        layers=2,
+        experts_per_layer=8,
+        slots=slots,
+        most=slots,
+        nodes=(node,) * rng.randint(1, 4),
+        drives=(*sick, DriveHabits(workers=2)),
+        replicated=True,
+        must_serve=True,
+        spares=workers * len(sick) + 1,
     )
 
 
@@ -168,5 +208,6 @@ SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "sick-drive": _sick_drive,
     "rude-nodes": _rude_nodes,
     "mirrors": _mirrors,
+    "one-sound-drive": _one_sound_drive,
 }
 """By name; each draws its sizes and habits from the seed."""

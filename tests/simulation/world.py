@@ -48,6 +48,7 @@ class World:
         self.policy = ObservedPolicy(make_policy(scenario.policy))
         self.ledger = Ledger()
         self.replicated = scenario.replicated
+        self.must_serve = scenario.must_serve
         self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
         self.device = ObservedDevice(
             self._replicas(scenario.drives) if scenario.replicated else self.drives[0], self.arena
