@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,6 +29,7 @@ __all__ = [
     "KEEPALIVE_SECONDS",
     "MAX_NAME_LENGTH",
     "PROTOCOL",
+    "begin",
     "error_of",
     "read_safely",
     "server_options",
@@ -86,7 +88,18 @@ def server_options(*, keepalive_seconds: float) -> list[tuple[str, int | str]]:
     ]
 
 
+_Result = TypeVar("_Result")
 _Message_co = TypeVar("_Message_co", covariant=True)
+
+
+def begin(operation: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
+    """Begin a read or write on a server's stream that may be left behind: its error is then nobody's any more.
+
+    Such an operation must not be cancelled, it would leak; it ends with its call.
+    """
+    future = asyncio.ensure_future(operation)
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 class _Reader(Protocol[_Message_co]):

@@ -6,16 +6,20 @@ import os
 import socket
 import threading
 
+import grpc.aio
 import pytest
-from daemons import eventually
+from daemons import eventually, on_loop
 from sessions import RawSession
 
+from tierd.addresses import Address
 from tierd.api import session_pb2 as pb
+from tierd.api import session_pb2_grpc
 from tierd.arena.attach import attach
 from tierd.client.arena_source import ArenaSource
 from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable
 from tierd.rpc import PROTOCOL
+from tierd.service.session_service import SessionService
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +220,27 @@ def test_many_sessions_that_come_and_go_leave_nothing(daemon):
         raw.close()
     eventually(lambda: len(daemon.stats()["sessions"]) == 1)
     eventually(lambda: daemon.descriptors() <= fds + 4)
+
+
+def test_a_silent_peer_is_shown_the_door(folder):
+    """Here with a shorter patience than the daemon's 10 s, in a server of this process."""
+    service = SessionService(
+        broker=None, attacher=None, fingerprint="", boot_id="", tiers=[], drive_tier=1,
+        max_sessions=1, default_deadline=1.0, hello_seconds=0.05,
+    )  # fmt: skip
+    address = Address(path=folder / "x.sock")
+
+    async def start():
+        server = grpc.aio.server()
+        session_pb2_grpc.add_SessionServiceServicer_to_server(service, server)
+        server.add_insecure_port(address.target)
+        await server.start()
+        return server
+
+    server = on_loop(start())
+    silent = RawSession(address)
+    code, detail = silent.status(seconds=5)
+    assert code.name == "FAILED_PRECONDITION"
+    assert "no hello came within 0.05 s" in detail
+    silent.close()
+    on_loop(server.stop(0))

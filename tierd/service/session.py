@@ -78,6 +78,7 @@ class Session:
         if self.error is None:
             self.error = error
             self.ended.set()
+            self._wake.set()
 
     def _send(self, message: pb.OpenSessionResponse) -> None:
         self._unsent.append(message)
@@ -86,11 +87,12 @@ class Session:
             self.end(LimitExceeded(f"session {self.id} was ended: the node does not read its answers"))
 
     async def send_all(self, stream: _Writer) -> None:
-        """Write what is answered, for as long as the session lives."""
-        while True:
+        """Write what is answered until the session is ended; a write that was begun is finished."""
+        while self.error is None:
             await self._wake.wait()
             self._wake.clear()
-            while self._unsent:
+            while self._unsent and self.error is None:
                 batch, self._unsent = self._unsent, []
                 for message in batch:
-                    await stream.write(message)
+                    if self.error is None:
+                        await stream.write(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +14,7 @@ from tierd.api import session_pb2_grpc
 from tierd.broker import Broker
 from tierd.errors import DaemonUnavailable, LimitExceeded, SessionRefused, TierdError
 from tierd.requests import AcquireRequest, Outcome, Phase
-from tierd.rpc import MAX_NAME_LENGTH, PROTOCOL, status_of
+from tierd.rpc import MAX_NAME_LENGTH, PROTOCOL, begin, status_of
 from tierd.service.session import Session
 
 __all__ = ["Attacher", "SessionService"]
@@ -29,8 +28,6 @@ _MAX_HINTED = 4096
 _MAX_DEADLINE_SECONDS = 3600.0
 # Sessions that ended, remembered for nodes that come back.
 _MAX_REMEMBERED = 1024
-# A node that does not read cannot be told why its session ended; nobody waits longer for it than this.
-_GOODBYE_SECONDS = 1.0
 
 _PHASES = {pb.PHASE_PREFILL: Phase.PREFILL, pb.PHASE_DECODE: Phase.DECODE, pb.PHASE_UNSPECIFIED: Phase.DECODE}
 
@@ -38,20 +35,6 @@ _PHASES = {pb.PHASE_PREFILL: Phase.PREFILL, pb.PHASE_DECODE: Phase.DECODE, pb.PH
 def _ended(message: object) -> bool:
     """Whether the node closed its side of the stream."""
     return message is grpc.aio.EOF
-
-
-def _reading(context: _Context) -> asyncio.Future[pb.OpenSessionRequest]:
-    """A read that may be left behind: when the session ends first, nobody waits for it any more."""
-    read = asyncio.ensure_future(context.read())
-    read.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return read
-
-
-async def _refuse(context: _Context, error: TierdError) -> None:
-    """End the stream with the error's status."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_GOODBYE_SECONDS):
-            await context.abort(status_of(error), str(error))
 
 
 class Attacher(Protocol):
@@ -107,28 +90,28 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         try:
             session = self._admit(hello := await self._hello(context))
         except TierdError as error:
-            await _refuse(context, error)
-            return
+            await context.abort(status_of(error), str(error))
         _log.info("session opened", session=session.id, name=session.name)
         sender: asyncio.Future[None] | None = None
-        broken: TierdError | None = None
         try:
             await context.write(self._welcome(session, hello.resumes))
             sender = asyncio.ensure_future(session.send_all(context))
             await self._serve(session, context)
         except TierdError as error:
             session.end(error)
-            broken = error
+            self._leave(session)
+            if sender is not None:
+                # The status can only follow a write that was begun. If the node never reads, its own end ends this.
+                await asyncio.wait([sender])
+            await context.abort(status_of(error), str(error))
         finally:
             self._leave(session)
             if sender is not None:
                 sender.cancel()
                 await asyncio.gather(sender, return_exceptions=True)
-        if broken is not None:
-            await _refuse(context, broken)
 
     async def _hello(self, context: _Context) -> pb.Hello:
-        read = _reading(context)
+        read = begin(context.read())
         done, _ = await asyncio.wait([read], timeout=self._hello_seconds)
         if not done:
             raise SessionRefused(f"no hello came within {self._hello_seconds:g} s")
@@ -193,7 +176,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         ended = asyncio.ensure_future(session.ended.wait())
         try:
             while True:
-                read = _reading(context)
+                read = begin(context.read())
                 waiting: list[asyncio.Future[Any]] = [read, ended]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if session.error is not None:

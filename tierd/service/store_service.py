@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import TypeAlias
 
 import grpc.aio
@@ -11,7 +12,7 @@ import grpc.aio
 from tierd.api import store_pb2 as pb
 from tierd.api import store_pb2_grpc
 from tierd.errors import DeadlineExceeded, LimitExceeded, TierdError
-from tierd.rpc import CHUNK_BYTES, PROTOCOL, status_of
+from tierd.rpc import CHUNK_BYTES, PROTOCOL, begin, status_of
 from tierd.service.record_reader import RecordReader
 from tierd.store.store import ExpertStore
 
@@ -71,58 +72,65 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         self, request: pb.ReadFileRequest, context: _Context
     ) -> None:
         """A text file of the store in chunks."""
-        try:
-            async with self._transfers:
-                data = await asyncio.to_thread(self._store.read_file, request.name)
-                for chunk in _chunks(data):
-                    await self._send(context, pb.ReadFileResponse(total_bytes=len(data), data=chunk))
-        except TierdError as error:
-            await context.abort(status_of(error), str(error))
+        await self._answer(context, self._file(request))
 
     async def ReadDense(  # type: ignore[override]  # noqa: N802, the name is the contract's
         self, request: pb.ReadDenseRequest, context: _Context
     ) -> None:
         """Dense tensors by name in chunks, each checked before its first chunk is sent."""
-        try:
-            if len(request.names) > _MAX_NAMES:
-                raise LimitExceeded(f"more than {_MAX_NAMES} tensors in one request")
-            for name in request.names:
-                async with self._transfers:
-                    data = await asyncio.to_thread(self._store.read_dense_bytes, name)
-                    for chunk in _chunks(data):
-                        await self._send(context, pb.ReadDenseResponse(name=name, total_bytes=len(data), data=chunk))
-        except TierdError as error:
-            await context.abort(status_of(error), str(error))
+        await self._answer(context, self._dense(request))
 
     async def ReadExperts(  # type: ignore[override]  # noqa: N802, the name is the contract's
         self, request: pb.ReadExpertsRequest, context: _Context
     ) -> None:
         """Experts' records in chunks, through the arena like everybody else's."""
+        await self._answer(context, self._experts(request))
+
+    async def _file(self, request: pb.ReadFileRequest) -> AsyncGenerator[pb.ReadFileResponse]:
+        async with self._transfers:
+            data = await asyncio.to_thread(self._store.read_file, request.name)
+            for chunk in _chunks(data):
+                yield pb.ReadFileResponse(total_bytes=len(data), data=chunk)
+
+    async def _dense(self, request: pb.ReadDenseRequest) -> AsyncGenerator[pb.ReadDenseResponse]:
+        if len(request.names) > _MAX_NAMES:
+            raise LimitExceeded(f"more than {_MAX_NAMES} tensors in one request")
+        for name in request.names:
+            async with self._transfers:
+                data = await asyncio.to_thread(self._store.read_dense_bytes, name)
+                for chunk in _chunks(data):
+                    yield pb.ReadDenseResponse(name=name, total_bytes=len(data), data=chunk)
+
+    async def _experts(self, request: pb.ReadExpertsRequest) -> AsyncGenerator[pb.ReadExpertsResponse]:
         seconds = request.deadline_ms / 1000 if request.deadline_ms else self._default_deadline
         deadline = asyncio.get_running_loop().time() + min(seconds, _MAX_DEADLINE_SECONDS)
+        if len(request.experts) > self._store.geometry.experts_total:
+            raise LimitExceeded(f"{len(request.experts)} experts asked for; the store has fewer")
+        with self._records.session() as session:
+            for expert in request.experts:
+                async with self._transfers:
+                    data = await session.read(request.layer, expert, deadline)
+                    xxh3 = self._store.location(request.layer, expert).xxh3
+                    for chunk in _chunks(data):
+                        yield pb.ReadExpertsResponse(expert=expert, total_bytes=len(data), xxh3=xxh3, data=chunk)
+
+    async def _answer(self, context: _Context, chunks: AsyncGenerator[object]) -> None:
+        """Write the chunks; a client that does not take them loses its place, and what it was to get."""
         try:
-            if len(request.experts) > self._store.geometry.experts_total:
-                raise LimitExceeded(f"{len(request.experts)} experts asked for; the store has fewer")
-            with self._records.session() as session:
-                for expert in request.experts:
-                    async with self._transfers:
-                        record = await session.read(request.layer, expert, deadline)
-                        place = self._store.location(request.layer, expert)
-                        for chunk in _chunks(record):
-                            response = pb.ReadExpertsResponse(
-                                expert=expert, total_bytes=len(record), xxh3=place.xxh3, data=chunk
-                            )
-                            await self._send(context, response)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    write = begin(context.write(chunk))
+                    done, _ = await asyncio.wait([write], timeout=self._stall_seconds)
+                    if not done:
+                        break
+                    write.result()
+                else:
+                    return
+            # One chunk is left in the stream: only when it went can a status follow, unless the client ends the call.
+            await write
+            raise DeadlineExceeded(f"the client took no chunk for {self._stall_seconds:g} s")
         except TierdError as error:
             await context.abort(status_of(error), str(error))
-
-    async def _send(self, context: _Context, message: object) -> None:
-        """Write a chunk; DeadlineExceeded if the client does not take it, so that the next one has its turn."""
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                await context.write(message)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the client took no chunk for {self._stall_seconds:g} s") from None
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
