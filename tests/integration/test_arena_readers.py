@@ -198,8 +198,7 @@ async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tm
 
             for n in (0, 2):
                 assert (await nodes.line(n)).split()[0] == str(wanted).encode()
-                _, counts = nodes.blocks[n].take_uses()
-                assert counts.sum() == wanted, "the daemon counts the uses that the node counted"
+                assert nodes.blocks[n].take_uses().decode.sum() == wanted, "the daemon counts what the node counted"
                 nodes.processes[n].stdin.write(b"\n")
                 assert await nodes.processes[n].wait() == 0
             assert {await asyncio.wait_for(nodes.gone.get(), 20) for _ in range(2)} == {0, 2}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tierd.arena.session_block import SessionBlock, SessionBlockReader
+from tierd.arena.session_block import DECODE, PREFILL, SessionBlock, SessionBlockReader
 from tierd.errors import ArenaError, LimitExceeded
 
 ENTRIES = 11
@@ -34,7 +34,7 @@ def test_the_daemon_reads_what_the_node_notes(reader, block):
     block.note_use(10, 7)
     block.expect[4] = 200
     assert reader.step() == 7
-    assert reader.uses().tolist() == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]
+    assert reader.uses().tolist() == [[0] * ENTRIES, [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]]
     assert reader.last_step(10) == 7
     assert reader.last_steps()[3] == 7
     assert reader.used_at(3, 7)
@@ -46,11 +46,29 @@ def test_the_daemon_reads_what_the_node_notes(reader, block):
 
 def test_uses_are_taken_once(reader, block):
     block.note_use(2, 1)
-    block.note_use(5, 1)
-    block.note_use(5, 2)
-    experts, counts = reader.take_uses()
-    assert (experts.tolist(), counts.tolist()) == ([2, 5], [1, 2])
-    assert reader.take_uses()[0].size == 0
+    block.note_use(5, 1, PREFILL)
+    block.note_use(5, 2, DECODE)
+    experts, prefill, decode = reader.take_uses()
+    assert (experts.tolist(), prefill.tolist(), decode.tolist()) == ([2, 5], [0, 1], [1, 1])
+    assert reader.take_uses().experts.size == 0
+
+
+def test_uses_come_in_the_order_of_their_steps_and_within_a_step_in_that_of_the_layers(reader, block):
+    steps = {3: 2**32 - 1, 7: 2**32 - 1, 1: 2**32, 9: 2**32 + 1, 0: 2**32 + 1}
+    for expert, step in steps.items():
+        block.note_use(expert, step)
+    block.begin_step(2**32 + 1)
+    assert reader.take_uses().experts.tolist() == [3, 7, 1, 0, 9]
+    # A last use in the future is nonsense, and taken for one in this step.
+    block.note_use(2, 2**32)
+    block.note_use(1, 2**32 + 77)
+    assert reader.take_uses().experts.tolist() == [2, 1]
+
+
+def test_a_use_that_was_asked_for_is_seen_and_not_counted(reader, block):
+    block.note_asked(4, 6)
+    assert reader.used_at(4, 6)
+    assert reader.take_uses().experts.size == 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
@@ -59,22 +77,22 @@ def test_the_sum_of_what_is_taken_is_the_sum_of_uses_whenever_the_daemon_looks(r
     reader.take_uses()
     total = np.zeros(ENTRIES, dtype=np.int64)
     for n, expert in enumerate(uses):
-        block.note_use(expert, n)
+        block.note_use(expert, n, n % 2)
         if n in looks:
-            experts, counts = reader.take_uses()
-            total[experts] += counts
-    experts, counts = reader.take_uses()
-    total[experts] += counts
+            new = reader.take_uses()
+            total[new.experts] += new.prefill + new.decode
+    new = reader.take_uses()
+    total[new.experts] += new.prefill + new.decode
     assert total.tolist() == np.bincount(uses, minlength=ENTRIES).tolist()
 
 
 def test_counters_and_steps_wrap(reader, block):
-    block.uses[0] = 2**32 - 1
+    block.uses[DECODE, 0] = 2**32 - 1
     reader.take_uses()
     block.note_use(0, 2**32 + 5)
     block.note_use(0, 2**32 + 6)
-    experts, counts = reader.take_uses()
-    assert (experts.tolist(), counts.tolist()) == ([0], [2])
+    experts, _, decode = reader.take_uses()
+    assert (experts.tolist(), decode.tolist()) == ([0], [2])
     assert reader.last_step(0) == 6
     assert reader.used_at(0, 2**32 + 6)
 
@@ -87,9 +105,9 @@ def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
     block.begin_step(2**64 - 1)
     assert reader.step() == 50
     block.note_use(1, 50)
-    block.uses[2] = 2**31
-    experts, counts = reader.take_uses()
-    assert (experts.tolist(), counts.tolist()) == ([1], [1])
+    block.uses[PREFILL, 2] = 2**31
+    experts, _, decode = reader.take_uses()
+    assert (experts.tolist(), decode.tolist()) == ([1], [1])
     assert reader.refused == 3
 
 
@@ -97,7 +115,7 @@ def test_snapshots_do_not_change_under_the_daemon(reader, block):
     uses, expect, last = reader.uses(), reader.expect(), reader.last_steps()
     block.note_use(0, 9)
     block.expect[0] = 1
-    assert (uses[0], expect[0], last[0]) == (0, 0, 0)
+    assert (uses[DECODE, 0], expect[0], last[0]) == (0, 0, 0)
 
 
 def test_a_node_cannot_change_the_size_of_its_block(reader):
@@ -111,7 +129,7 @@ def test_arrays_do_not_overlap(reader, block):
     block.last_step[:] = 0x11111111
     block.expect[:] = 0x22
     block.begin_step(3)
-    assert set(reader.uses().tolist()) == {0xFFFFFFFF}
+    assert set(reader.uses().ravel().tolist()) == {0xFFFFFFFF}
     assert set(reader.last_steps().tolist()) == {0x11111111}
     assert set(reader.expect().tolist()) == {0x22}
     assert reader.step() == 3
@@ -135,4 +153,4 @@ def test_arrays_held_after_close_stay_usable(reader):
     uses = block.uses
     block.note_use(6, 1)
     block.close()
-    assert uses[6] == 1
+    assert uses[DECODE, 6] == 1

@@ -1,9 +1,9 @@
 """The session block: the one piece of shared memory that a node writes, and the daemon only reads.
 
-Per expert it counts the uses, keeps the step of the last use, and one byte of expectation. Counters cannot overflow
-like a ring would, cost the node two stores per use, and cost the daemon nothing until it needs a victim. The size is
-sealed, or a node's ftruncate would kill the daemon by SIGBUS. The content is untrusted: the daemon copies before it
-looks, so that nothing changes between a check and its use.
+Per expert it counts the uses that no message told of, by phase, keeps the step of the last use, and one byte of
+expectation. Counters cannot overflow like a ring would, cost the node two stores per use, and cost the daemon nothing
+until it needs a victim. The size is sealed, or a node's ftruncate would kill the daemon by SIGBUS. The content is
+untrusted: the daemon copies before it looks, so that nothing changes between a check and its use.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tierd.errors import ArenaError, LimitExceeded
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SessionBlock", "SessionBlockReader"]
+__all__ = ["DECODE", "PREFILL", "NewUses", "SessionBlock", "SessionBlockReader"]
 
 _HEADER: Final = struct.Struct("<8s I I")
 _MAGIC: Final = b"TIERDSES"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _STEP_OFFSET: Final = 64
 _ARRAYS_OFFSET: Final = 128
 _ALIGNMENT: Final = 64
@@ -34,6 +34,26 @@ _MAX_ENTRIES: Final = 1 << 22
 _MAX_STEP: Final = 1 << 62
 _MAX_RISE: Final = 1 << 31
 """More uses than this between two looks is no count but nonsense."""
+
+PREFILL: Final = 0
+"""Row of `uses` for prefill."""
+DECODE: Final = 1
+"""Row of `uses` for decode."""
+_PHASES: Final = 2
+
+
+class NewUses(NamedTuple):
+    """What a node did without a message since the daemon looked last.
+
+    Attributes:
+        experts: flat numbers in the order of their last uses, those of one step rising; int64[n].
+        prefill: uses of each in prefill, int64[n].
+        decode: uses of each in decode, int64[n]. Their sum is at least 1.
+    """
+
+    experts: NDArray[np.int64]
+    prefill: NDArray[np.int64]
+    decode: NDArray[np.int64]
 
 
 class _Layout(NamedTuple):
@@ -49,9 +69,14 @@ def _layout(entries: int) -> _Layout:
     def after(offset: int, nbytes: int) -> int:
         return -(-(offset + nbytes) // _ALIGNMENT) * _ALIGNMENT
 
-    last_step = after(_ARRAYS_OFFSET, 4 * entries)
+    last_step = after(_ARRAYS_OFFSET, _PHASES * 4 * entries)
     expect = after(last_step, 4 * entries)
     return _Layout(_ARRAYS_OFFSET, last_step, expect, after(expect, entries))
+
+
+def _uses_in(mapping: mmap.mmap, entries: int) -> NDArray[np.uint32]:
+    flat: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, _PHASES * entries, _layout(entries).uses)
+    return flat.reshape(_PHASES, entries)
 
 
 class SessionBlock:
@@ -59,7 +84,8 @@ class SessionBlock:
 
     Attributes:
         step: uint64[1], the decode step or prefill chunk that the node is in.
-        uses: uint32[entries], how often each expert was used, modulo 2**32.
+        uses: uint32[2, entries], how often each expert was used in prefill and in decode without having been asked for
+            by a message, modulo 2**32.
         last_step: uint32[entries], low half of the step of each expert's last use.
         expect: uint8[entries], the node's estimate that it will want the expert soon; 255 is certain.
     """
@@ -68,10 +94,10 @@ class SessionBlock:
         at = _layout(entries)
         self._map = mapping
         self.step: NDArray[np.uint64] = np.frombuffer(mapping, np.uint64, 1, _STEP_OFFSET)
-        self.uses: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.uses)
+        self.uses: NDArray[np.uint32] = _uses_in(mapping, entries)
         self.last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self.expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
-        self._quick_uses = self.uses.data
+        self._quick_uses = (self.uses[PREFILL].data, self.uses[DECODE].data)
         self._quick_last_step = self.last_step.data
 
     @classmethod
@@ -100,15 +126,27 @@ class SessionBlock:
         """Say that the node is now in `step`; steps rise."""
         self.step[0] = step
 
-    def note_use(self, expert: int, step: int) -> None:
-        """Count one certain use of `expert` in `step`; called after the bytes were found unchanged."""
+    def note_use(self, expert: int, step: int, phase: int = DECODE) -> None:
+        """Count one certain use of `expert` in `step`; called after the bytes were found unchanged.
+
+        Args:
+            expert: flat number.
+            step: number of the step.
+            phase: `PREFILL` or `DECODE`.
+        """
         # The step first: whoever sees the count sees a step that belongs to it or to a later use.
         self._quick_last_step[expert] = step & 0xFFFFFFFF
-        self._quick_uses[expert] = (self._quick_uses[expert] + 1) & 0xFFFFFFFF
+        uses = self._quick_uses[phase]
+        uses[expert] = (uses[expert] + 1) & 0xFFFFFFFF
+
+    def note_asked(self, expert: int, step: int) -> None:
+        """Say that `expert` was used in `step`, by a grant: the daemon counted it when it was asked for."""
+        self._quick_last_step[expert] = step & 0xFFFFFFFF
 
     def close(self) -> None:
         """Give back the mapping; arrays that are still held keep it alive until they go."""
-        self._quick_uses.release()
+        for uses in self._quick_uses:
+            uses.release()
         self._quick_last_step.release()
         del self.step, self.uses, self.last_step, self.expect
         with suppress(BufferError):
@@ -131,10 +169,10 @@ class SessionBlockReader:
         self.refused = 0
         self._map = mapping
         self._step: NDArray[np.uint64] = np.frombuffer(mapping, np.uint64, 1, _STEP_OFFSET)
-        self._uses: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.uses)
+        self._uses = _uses_in(mapping, entries)
         self._last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self._expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
-        self._taken = np.zeros(entries, dtype=np.uint32)
+        self._taken = np.zeros((_PHASES, entries), dtype=np.uint32)
         self._highest_step = 0
 
     @classmethod
@@ -169,26 +207,29 @@ class SessionBlockReader:
         return self._highest_step
 
     def uses(self) -> NDArray[np.uint32]:
-        """A copy of all use counters, uint32[entries]."""
+        """A copy of all use counters, uint32[2, entries]."""
         return self._uses.copy()
 
-    def take_uses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def take_uses(self) -> NewUses:
         """Which experts were used since the last call, and how often.
 
-        Returns:
-            Expert numbers, rising, int64[n], and their new uses, int64[n], each at least 1. A counter that jumped by
-            2**31 or more, or went back, counts as no use.
+        A counter that jumped by 2**31 or more, or went back, counts as no use.
         """
         now = self._uses.copy()
-        rise = now - self._taken
+        rise = (now - self._taken).astype(np.int64)
         self._taken = now
-        experts = np.flatnonzero(rise)
-        counts = rise[experts].astype(np.int64)
-        sane = counts < _MAX_RISE
-        if not sane.all():
-            self.refused += int((~sane).sum())
-            experts, counts = experts[sane], counts[sane]
-        return experts.astype(np.int64, copy=False), counts
+        absurd = rise >= _MAX_RISE
+        if absurd.any():
+            self.refused += int(absurd.sum())
+            rise[absurd] = 0
+        experts = np.flatnonzero(rise.any(axis=0)).astype(np.int64, copy=False)
+        if experts.size > 1:
+            # Steps are compared by their distance from the present one, since their low halves wrap.
+            last = self._last_step[experts]
+            age = np.uint32(self.step() & 0xFFFFFFFF) - last
+            age[age >= _MAX_RISE] = 0
+            experts = experts[np.argsort(-age.astype(np.int64), kind="stable")]
+        return NewUses(experts, rise[PREFILL, experts], rise[DECODE, experts])
 
     def last_steps(self) -> NDArray[np.uint32]:
         """A copy of the low halves of the steps of the last uses, uint32[entries]."""
@@ -200,7 +241,8 @@ class SessionBlockReader:
 
     def used_at(self, expert: int, step: int) -> bool:
         """Whether the node says that it used `expert` in `step`."""
-        return int(self._last_step[expert]) == step & 0xFFFFFFFF and int(self._uses[expert]) > 0
+        # Fresh memory says step 0 of every expert.
+        return int(self._last_step[expert]) == step & 0xFFFFFFFF and (step > 0 or bool(self._uses[:, expert].any()))
 
     def expect(self) -> NDArray[np.uint8]:
         """A copy of the node's expectations, uint8[entries]; every value is a valid one."""

@@ -13,7 +13,7 @@ from tierd.arena.attach import Attachment, attach
 from tierd.arena.table import unpack
 from tierd.client.loop_thread import LoopThread
 from tierd.client.session_link import SessionLink
-from tierd.client.source import Phase, SourceStats, StoreView, Use
+from tierd.client.source import DirectAccess, Phase, SourceStats, StoreView, Use
 from tierd.errors import (
     DaemonUnavailable,
     DataLoss,
@@ -44,6 +44,7 @@ class _Attached:
 
     link: SessionLink
     memory: Attachment
+    direct: DirectAccess | None
 
 
 class _SessionLost(Exception):
@@ -110,6 +111,25 @@ class ArenaSource:
 
     def __repr__(self) -> str:
         return f"<ArenaSource {self._address}, {self.stats.requested} experts asked for>"
+
+    @property
+    def direct(self) -> DirectAccess | None:
+        """How native code may read resident experts itself; None while there is no session."""
+        attached = self._attached
+        if attached is None or attached.link.lost is not None:
+            return None
+        return attached.direct
+
+    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
+        """See `ExpertSource.note_direct`."""
+        attached = self._attached
+        assert attached is not None
+        tier = attached.link.welcome.tiers[0]
+        self.stats.visits += layers
+        self.stats.requested += uses
+        self.stats.outcomes["hit"] += uses
+        self.stats.tiers[tier] = self.stats.tiers.get(tier, 0) + uses
+        self.stats.discarded += discarded
 
     def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
         """See `ExpertSource.visit`."""
@@ -277,7 +297,7 @@ class ArenaSource:
             self._loop.run(link.close(), seconds=_CONNECT_SECONDS, what="closing a session")
             raise
         self.boot_id = link.welcome.boot_id
-        return _Attached(link, memory)
+        return _Attached(link, memory, direct=None)
 
     def _detach(self, attached: _Attached) -> None:
         try:

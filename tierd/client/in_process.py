@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tierd.client.source import Phase, SourceStats, Use
+from tierd.client.source import DirectAccess, Phase, SourceStats, Use
 from tierd.errors import UsageError
 from tierd.policy.lru import Lru
 from tierd.sizes import format_bytes
@@ -49,6 +49,16 @@ class InProcess:
     def resident_bytes(self) -> int:
         """Bytes of the records kept now; never above the budget."""
         return self._resident_bytes
+
+    @property
+    def direct(self) -> DirectAccess | None:
+        """None: records lie wherever they were read to, and leave without a word."""
+        return None
+
+    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
+        """Refused: there was nothing to read by."""
+        del uses, layers, discarded
+        raise UsageError("experts read by the node itself are not read by native code")
 
     def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
         """Resident experts first, then the others one by one, each read once; see `ExpertSource.visit`.

@@ -14,7 +14,7 @@ from tierd.requests import Phase
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor
 
-__all__ = ["ExpertSource", "Phase", "SourceStats", "StoreView", "Use"]
+__all__ = ["DirectAccess", "ExpertSource", "Phase", "SourceStats", "StoreView", "Use"]
 
 
 Use = Callable[[int, int], None]
@@ -36,7 +36,9 @@ class SourceStats:
         repeated: experts fetched again because bytes changed under use or the daemon restarted.
         wait_seconds: time in which the node had nothing to compute on because it waited for experts.
         wait_by_outcome: the same, split by the outcome of the expert that ended the wait.
-        visits: calls of `visit`.
+        visits: calls of `visit`, and layers that native code read without it.
+        messages: requests for experts that were sent to a daemon.
+        discarded: uses that were thrown away because the bytes may have changed under them.
     """
 
     requested: int = 0
@@ -46,6 +48,52 @@ class SourceStats:
     wait_seconds: float = 0.0
     wait_by_outcome: dict[str, float] = field(default_factory=lambda: {"hit": 0.0, "miss": 0.0, "joined": 0.0})
     visits: int = 0
+    messages: int = 0
+    discarded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DirectAccess:
+    """Addresses by which native code reads resident experts itself, without a call of `ExpertSource.visit`.
+
+    Nothing is locked and nothing is granted: the owner of the memory may replace an expert at any moment, so a result
+    counts only if the expert's word is the same before and after. For the expert with the flat number i
+    (`Geometry.layer_start(layer)` + its number in the layer):
+
+    1. `w = load(table + 8 i)`, an aligned 8-byte load that acquires. 0: not resident, leave it to `visit`.
+    2. Compute on the record at `payload + ((w & 0xFFFFFF) - 1) * slot_bytes`, into rows that nothing else reads yet.
+       Bytes may change meanwhile, so any bit pattern must be borne: no trap, no access by an index from them.
+    3. After the last load of the record, on every thread that loaded from it: a load fence, then load the word again.
+       Anything else than `w`, on any thread: throw the rows away and leave the expert to `visit`. (x86 keeps loads in
+       order, so there the fence binds the compiler alone. Arm needs a real one; Arm was not run.)
+    4. When all threads agree, and only then, one of them stores the low half of the step at `last_step + 4 i` and
+       after it adds 1 to the uint32 at `uses + 4 i`, wrapping. `uses` is `prefill_uses` or `decode_uses`.
+    5. At the end of the step, `ExpertSource.note_direct` counts the same uses in the node's own statistics.
+
+    Before the first load of a step, the step's number is stored at `step`. An expert left to `visit` must not be
+    counted here: `visit` counts what it delivers.
+
+    Attributes:
+        epoch: rises with every new mapping. Addresses and words of an older epoch are dead.
+        table: address of uint64[entries], one word per flat number; only read.
+        payload: address of slot 0; only read.
+        slot_bytes: bytes of a slot.
+        entries: number of experts.
+        step: address of one uint64.
+        last_step: address of uint32[entries].
+        prefill_uses: address of uint32[entries].
+        decode_uses: address of uint32[entries].
+    """
+
+    epoch: int
+    table: int
+    payload: int
+    slot_bytes: int
+    entries: int
+    step: int
+    last_step: int
+    prefill_uses: int
+    decode_uses: int
 
 
 @runtime_checkable
@@ -76,6 +124,22 @@ class ExpertSource(Protocol):
     @property
     def store(self) -> StoreView:
         """The store that the experts belong to."""
+
+    @property
+    def direct(self) -> DirectAccess | None:
+        """How native code may read resident experts itself; None where only `visit` brings them.
+
+        Asked once per step, and again after every `visit`, which may end a mapping and begin another.
+        """
+
+    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
+        """Count what native code read by `direct`.
+
+        Args:
+            uses: experts that it used and counted in the shared counters; each was a hit.
+            layers: layers that it served without `visit`.
+            discarded: results that it threw away; these experts were left to `visit`.
+        """
 
     def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
         """Call `use` for every expert of `experts`, in order of arrival, and return when all uses are certain.
