@@ -72,6 +72,13 @@ class VirtualDrive:
 
     From submit to return the memory belongs to the drive: it is filled with garbage at once, and with what was read at
     the end. So whoever shows or reuses the memory in between shows garbage or destroys a neighbour, and is found.
+
+    Attributes:
+        name: as given.
+        stats: its counters.
+        outstanding: reads submitted whose last system call has not returned.
+        submitted: how many reads it was given; those that were withdrawn do not count.
+        steady: it has belonged to the daemon all the time.
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class VirtualDrive:
         self.stats = DeviceStats(direct=True)
         self.outstanding: list[Outstanding] = []
         self.submitted = 0
+        self.steady = True
         self._store = store
         self._clock = clock
         self._rng = rng
@@ -101,7 +109,7 @@ class VirtualDrive:
         """Whether this drive is sure to deliver the expert."""
         shards = self._habits.shards
         here = shards is None or self._store.record(flat).shard in shards
-        return here and flat not in self._damaged and self._habits.faultless
+        return here and self.steady and flat not in self._damaged and self._habits.faultless
 
     def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
         """See `Device.submit`."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.arena.arena import Arena
 from tierd.arena.memory import SharedPayload
 from tierd.arena.table import ABSENT, ResidencyTable
@@ -78,6 +81,18 @@ class ObservedPolicy:
 
     def __len__(self) -> int:
         return len(self.observed)
+
+    def visit(self, session: int, step: int, layer: int, *, prefill: bool) -> None:
+        """Pass on."""
+        self.observed.visit(session, step, layer, prefill=prefill)
+
+    def expected(self, session: int, expectation: NDArray[np.uint8]) -> None:
+        """Pass on."""
+        self.observed.expected(session, expectation)
+
+    def ended(self, session: int) -> None:
+        """Pass on."""
+        self.observed.ended(session)
 
     def inserted(self, expert: int) -> None:
         """Pass on, and remember."""

@@ -30,6 +30,7 @@ class Scenario:
         shards: of the store.
         must_serve: nothing may fail, since one drive is well and deadlines are long enough to find out which.
         spares: slots of the arena that are kept back for attempts beside a running one.
+        drive_changes: how often an operator takes a drive away, and brings it back, meanwhile.
         policy: name of the eviction policy.
         patience: most ticks after which a node cancels, moves on or dies.
         life_line: seconds after which the death of a silent node is noticed.
@@ -46,6 +47,7 @@ class Scenario:
     must_serve: bool = False
     spares: int = 0
     unlocked_reads: int = 0
+    drive_changes: int = 0
     policy: str = "lru"
     patience: int = 12
     life_line: float = 2.0
@@ -164,6 +166,7 @@ def _mirrors(rng: Random) -> Scenario:
         replicated=True,
         shards=shards,
         spares=rng.randint(0, len(drives) + 1),
+        drive_changes=rng.choice((0, 0, 3)),
     )
 
 

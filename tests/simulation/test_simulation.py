@@ -69,7 +69,7 @@ def test_the_histories_reach_what_they_are_meant_to_reach() -> None:
         *("hits", "misses", "joined", "cancelled", "failed", "repeated", "evictions"),
         *("acquire", "release", "cancel", "close", "died", "greedy", "stale", "kept", "discarded"),
         *("data_loss", "unavailable", "deadline_exceeded", "DriveError", "ChecksumMismatch"),
-        *("retries", "stalls", "failovers", "withdrawn", "stop"),
+        *("retries", "stalls", "failovers", "withdrawn", "stays", "leaves", "left", "joins", "stop"),
     }
     assert {name: reached[name] for name in wanted if reached[name] < 10} == {}
 

@@ -8,6 +8,7 @@ from random import Random
 
 from simulation.clock import VirtualClock
 from simulation.drive import DriveHabits, ObservedDevice, VirtualDrive
+from simulation.drive_changes import DriveChanges
 from simulation.invariants import check_at_rest, check_invariants
 from simulation.ledger import Ledger
 from simulation.memory import ObservedPolicy, plain_arena
@@ -50,9 +51,8 @@ class World:
         self.replicated = scenario.replicated
         self.must_serve = scenario.must_serve
         self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
-        self.device = ObservedDevice(
-            self._replicas(scenario.drives) if scenario.replicated else self.drives[0], self.arena
-        )
+        replicas = self._replicas(scenario.drives) if scenario.replicated else None
+        self.device = ObservedDevice(replicas or self.drives[0], self.arena)
         self.broker = Broker(
             catalogue=self.store,
             memory=self.arena,
@@ -68,6 +68,8 @@ class World:
             self.add_node(habits)
         if scenario.unlocked_reads:
             self.add(UnlockedReader(self, scenario.unlocked_reads, self.rng("reader")))
+        if scenario.drive_changes and replicas is not None:
+            self.add(DriveChanges(self, replicas, scenario.drive_changes, self.rng("operator")))
 
     def _drive(self, name: str, habits: DriveHabits) -> VirtualDrive:
         return VirtualDrive(name, store=self.store, clock=self.clock, rng=self.rng(name), habits=habits, log=self.log)
