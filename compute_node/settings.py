@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -16,6 +16,7 @@ class NodeSettings(LayeredSettings):
     """What the commands of `compute-node` share.
 
     Attributes:
+        numerics: `exact`, or `fast`: activations as signed bytes wherever weights are quantised.
         threads: native threads; None: the cores that the process may use.
         context: most tokens of a conversation; None: what the checkpoint was made for, at most 4096.
         rows: tokens of a prompt that are computed in one step.
@@ -33,6 +34,7 @@ class NodeSettings(LayeredSettings):
 
     model_config = SettingsConfigDict(env_prefix="TIERD_NODE_", extra="forbid", frozen=True)
 
+    numerics: Literal["exact", "fast"] = "exact"
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     context: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     rows: Annotated[int, Field(ge=1, le=4096)] = 64

@@ -11,7 +11,7 @@ from rich.console import Console
 from compute_node.commands.options import model_options
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path
-from compute_node.engine.model import NUMERICS, Model
+from compute_node.engine.model import Model
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.open import open_source
@@ -44,7 +44,7 @@ class Opened:
         layers = manifest.geometry.layers
         return (
             f"{config.family} · {config.layers} layers, {len(layers)} with {config.experts} experts, "
-            f"top-{config.top_k}, {manifest.expert_format} · {NUMERICS} · {self.model.threads} threads "
+            f"top-{config.top_k}, {manifest.expert_format} · {self.model.numerics} · {self.model.threads} threads "
             f"({self.kernel_path})"
         )
 
@@ -55,7 +55,7 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
 
     Args:
         store: a directory, `unix:PATH`, or `host:port`.
-        settings: threads, context, arena, in-process.
+        settings: numerics, threads, context, arena, in-process.
         name: of this node, for the daemon's logs.
         console: shows on a terminal that something is being loaded.
 
@@ -69,7 +69,7 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
         arena=settings.arena,
         patience=settings.patience,
         name=name,
-        numerics=NUMERICS,
+        numerics=settings.numerics,
         kernel_path=path,
     )
     with closing(source):

@@ -22,6 +22,7 @@ __all__ = [
     "InProcessFlag",
     "MaxTokens",
     "MinP",
+    "Numerics",
     "Patience",
     "Penalty",
     "Seed",
@@ -38,6 +39,9 @@ __all__ = [
 
 Store = Annotated[str, typer.Argument(help="Directory of a store, unix:PATH, or HOST:PORT of a daemon.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file; its [node] table gives defaults.")]
+Numerics = Annotated[
+    str | None, typer.Option("--numerics", help="exact (default), or fast: activations as bytes where weights are.")
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
 Context = Annotated[int | None, typer.Option("--context", help="Most tokens of a conversation.")]
 InProcessFlag = Annotated[
@@ -63,7 +67,9 @@ def load_settings(config: Path | None, **flags: Any) -> NodeSettings:
 
 def model_options(settings: NodeSettings) -> ModelOptions:
     """How the model is run."""
-    return ModelOptions(context=settings.context, threads=settings.threads, rows=settings.rows)
+    return ModelOptions(
+        numerics=settings.numerics, context=settings.context, threads=settings.threads, rows=settings.rows
+    )
 
 
 def generation_params(settings: NodeSettings, *, stop: list[str], ignore_eos: bool) -> GenerationParams:

@@ -7,7 +7,6 @@ from typing import Any
 
 from compute_node.commands.opening import Opened
 from compute_node.engine.generate import Finished
-from compute_node.engine.model import NUMERICS
 from tierd.client.source import SourceStats
 
 __all__ = ["AnswerReport", "snapshot"]
@@ -60,7 +59,7 @@ class AnswerReport:
             "wait_seconds": finished.wait_seconds,
             "compute_seconds": finished.compute_seconds,
             "seed": self._seed,
-            "numerics": NUMERICS,
+            "numerics": opened.model.numerics,
             "kernel_path": opened.kernel_path,
             "threads": opened.model.threads,
             "fingerprint": opened.source.store.fingerprint,

@@ -102,6 +102,7 @@ class ExpertPoint:
                     intermediate=geometry.intermediate_size,
                     format=layout.format,
                     numerics=numerics,
+                    quantised=program.expert_quantised,
                 )
             self._layers[entry.layer] = (built[layout.format], layout)
 

@@ -16,6 +16,7 @@ from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
 from compute_node.engine.kv_cache import KVCache, Sequence
 from compute_node.engine.weights import Weights
+from compute_node.kernels import NUMERICS, quantises
 from compute_node.models.config_reader import parse_config
 from compute_node.models.decoder import build_program
 from compute_node.models.decoder_config import check_geometry
@@ -23,10 +24,8 @@ from compute_node.models.registry import family_of
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 
-__all__ = ["DEFAULT_CONTEXT", "NUMERICS", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
+__all__ = ["DEFAULT_CONTEXT", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
 
-NUMERICS: Final = "exact"
-"""float32 activations, one fixed order of sums."""
 DEFAULT_CONTEXT: Final = 4096
 
 Cancelled = Callable[[], bool]
@@ -35,9 +34,10 @@ Observe = Callable[[int, NDArray[np.int32], NDArray[np.float32]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How a model is run; none of it changes a bit of its logits.
+    """How a model is run; nothing but the numerics changes a bit of its logits.
 
     Attributes:
+        numerics: `exact`, or `fast`: activations as signed bytes wherever weights are quantised; see `kernels.matmul`.
         context: most tokens of a sequence; None: what the checkpoint was made for, at most `DEFAULT_CONTEXT`.
         sequences: how many sequences have a place in the KV cache.
         threads: native threads; None: the cores that this process may use.
@@ -45,6 +45,7 @@ class ModelOptions:
         head_rows: most rows whose logits are computed together.
     """
 
+    numerics: str = "exact"
     context: int | None = None
     sequences: int = 1
     threads: int | None = None
@@ -94,8 +95,12 @@ class Model:
             )
         if min(options.rows, options.head_rows) < 1:
             raise UsageError("a step has at least one row")
+        numerics = options.numerics
+        if numerics not in NUMERICS:
+            raise UsageError(f"unknown numerics {numerics!r}", hint=f"Known: {', '.join(NUMERICS)}.")
         self.config = config
         self.model_type = family.model_type
+        self.numerics = numerics
         self.times = StepTimes()
         self.cache = KVCache(
             layers=config.layers,
@@ -113,11 +118,12 @@ class Model:
             self.cache,
             rows=self.rows,
             head_rows=min(options.head_rows, self.rows),
-            numerics=NUMERICS,
+            numerics=numerics,
+            quantised_experts=any(quantises(numerics, layout.format) for layout in geometry.layouts),
         )
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
-        self._experts = ExpertPoint(source, geometry, self._program, self._executor, numerics=NUMERICS)
+        self._experts = ExpertPoint(source, geometry, self._program, self._executor, numerics=numerics)
 
     def __enter__(self) -> Self:
         return self

@@ -17,21 +17,24 @@ from compute_node.kernels.batch import Batch  # noqa: E402
 from compute_node.kernels.elementwise import add, clip, combine, gather_rows, silu_mul  # noqa: E402
 from compute_node.kernels.embedding import embed  # noqa: E402
 from compute_node.kernels.experts import ExpertFFN, ExpertLayout  # noqa: E402
-from compute_node.kernels.matmul import matmul  # noqa: E402
+from compute_node.kernels.matmul import NUMERICS, matmul, quantises  # noqa: E402
 from compute_node.kernels.matrix import FORMATS, Matrix, bf16_bits, dequantise, from_float32  # noqa: E402
 from compute_node.kernels.norm import rms_norm  # noqa: E402
 from compute_node.kernels.op import Op  # noqa: E402
+from compute_node.kernels.quantised_rows import QuantisedRows, quantise_rows  # noqa: E402
 from compute_node.kernels.rope import rope, rope_tables  # noqa: E402
 from compute_node.kernels.router import argmax, router  # noqa: E402
 from compute_node.kernels.segment import Segment  # noqa: E402
 
 __all__ = [
     "FORMATS",
+    "NUMERICS",
     "Batch",
     "ExpertFFN",
     "ExpertLayout",
     "Matrix",
     "Op",
+    "QuantisedRows",
     "Segment",
     "add",
     "argmax",
@@ -45,6 +48,8 @@ __all__ = [
     "gather_rows",
     "kv_append",
     "matmul",
+    "quantise_rows",
+    "quantises",
     "rms_norm",
     "rope",
     "rope_tables",

@@ -19,7 +19,18 @@ from numba.extending import intrinsic
 from compute_node.kernels import lanes
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
-__all__ = ["dot", "dots_bf16", "dots_f32", "dots_int4", "dots_int8"]
+__all__ = [
+    "Builder",
+    "dot",
+    "dots_bf16",
+    "dots_f32",
+    "dots_int4",
+    "dots_int8",
+    "padded_copy",
+    "pointers",
+    "prefetch_lines",
+    "signature_of",
+]
 
 BLOCK: Final = 128
 """Columns in 64 bytes of `int4-g64`: two groups."""
@@ -40,7 +51,7 @@ def _int8(builder: Builder, raw: Any) -> Any:
     return builder.sitofp(builder.sext(raw, lanes.V32), lanes.VF32)
 
 
-def _padded_copy(builder: Builder, source: Any, count: Any, element: Any, length: int) -> Any:
+def padded_copy(builder: Builder, source: Any, count: Any, element: Any, length: int) -> Any:
     """A byte pointer to `length` elements on the stack: `count` of them from `source`, then zeros."""
     kind = ir.ArrayType(element, length)
     buffer = cgutils.alloca_once(builder, kind)
@@ -53,7 +64,7 @@ def _padded_copy(builder: Builder, source: Any, count: Any, element: Any, length
     return builder.bitcast(buffer, I8.as_pointer())
 
 
-def _prefetch_lines(builder: Builder, start: Any, step: Any, lines: int) -> None:
+def prefetch_lines(builder: Builder, start: Any, step: Any, lines: int) -> None:
     """Asks for the lines of step number `step`, where each step reads `lines` of them one after the other."""
     at = lanes.offset(builder, start, builder.mul(step, ir.Constant(I64, lines * LINE)))
     for line in range(lines):
@@ -99,15 +110,15 @@ def _flat(
     with cgutils.for_range(builder, builder.udiv(cols, ir.Constant(I64, LANES))) as loop:
         at_w = builder.mul(loop.index, ir.Constant(I64, LANES * size))
         at_x = builder.mul(loop.index, ir.Constant(I64, LANES * 4))
-        _prefetch_lines(builder, after, loop.index, -(-LANES * size * len(w) // LINE))
+        prefetch_lines(builder, after, loop.index, -(-LANES * size * len(w) // LINE))
         step([lanes.offset(builder, p, at_w) for p in w], [lanes.offset(builder, p, at_x) for p in x])
     tail = builder.urem(cols, ir.Constant(I64, LANES))
     with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
         done = builder.sub(cols, tail)
         at_w, at_x = builder.mul(done, ir.Constant(I64, size)), builder.mul(done, ir.Constant(I64, 4))
         step(
-            [_padded_copy(builder, lanes.offset(builder, p, at_w), tail, element, LANES) for p in w],
-            [_padded_copy(builder, lanes.offset(builder, p, at_x), tail, F32, LANES) for p in x],
+            [padded_copy(builder, lanes.offset(builder, p, at_w), tail, element, LANES) for p in w],
+            [padded_copy(builder, lanes.offset(builder, p, at_x), tail, F32, LANES) for p in x],
         )
     return sums.totals()
 
@@ -167,20 +178,21 @@ def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: A
 
     whole = builder.udiv(cols, ir.Constant(I64, BLOCK))
     with cgutils.for_range(builder, whole) as loop:
-        _prefetch_lines(builder, after, loop.index, len(w))
+        prefetch_lines(builder, after, loop.index, len(w))
         step(moved(w, loop.index, 64), moved(s, loop.index, 4), moved(x, loop.index, BLOCK * 4))
     tail = builder.urem(cols, ir.Constant(I64, BLOCK))
     with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
-        rest = [_padded_copy(builder, p, tail, F32, BLOCK) for p in moved(x, whole, BLOCK * 4)]
+        rest = [padded_copy(builder, p, tail, F32, BLOCK) for p in moved(x, whole, BLOCK * 4)]
         step(moved(w, whole, 64), moved(s, whole, 4), rest)
     return sums.totals()
 
 
-def _pointers(builder: Builder, addresses: Any) -> list[Any]:
+def pointers(builder: Builder, addresses: Any) -> list[Any]:
+    """Byte pointers from a tuple of int64 addresses."""
     return [builder.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(builder, addresses)]
 
 
-def _signature(w: Any, *arguments: Any) -> Any:
+def signature_of(w: Any, *arguments: Any) -> Any:
     """Addresses in tuples of int64; the result is a tuple of float32, one per pair, row by row."""
     inputs = arguments[-3]
     return types.UniTuple(types.float32, w.count * inputs.count)(w, *arguments)
@@ -190,7 +202,7 @@ def _flat_dots(element: Any, widen: Widen | None) -> Callable[..., Any]:
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         w, x, cols, after = arguments
         ahead = builder.inttoptr(after, I8.as_pointer())
-        totals = _flat(builder, element, widen, _pointers(builder, w), _pointers(builder, x), cols, ahead)
+        totals = _flat(builder, element, widen, pointers(builder, w), pointers(builder, x), cols, ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return generate
@@ -202,19 +214,19 @@ def dots_f32(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
 
     `after` is where the weights of the next call begin; their lines are asked for on the way.
     """
-    return _signature(w, x, cols, after), _flat_dots(F32, None)
+    return signature_of(w, x, cols, after), _flat_dots(F32, None)
 
 
 @intrinsic
 def dots_bf16(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for bf16 weights."""
-    return _signature(w, x, cols, after), _flat_dots(I16, _bf16)
+    return signature_of(w, x, cols, after), _flat_dots(I16, _bf16)
 
 
 @intrinsic
 def dots_int8(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for int8 weights, before the row's scale."""
-    return _signature(w, x, cols, after), _flat_dots(I8, _int8)
+    return signature_of(w, x, cols, after), _flat_dots(I8, _int8)
 
 
 @intrinsic
@@ -222,12 +234,12 @@ def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> An
     """The same for `int4-g64` weights, whose float16 scales begin at addresses `s`."""
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        pointers = [_pointers(builder, a) for a in arguments[:3]]
+        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-        totals = _grouped(builder, pointers[0], pointers[1], pointers[2], arguments[3], ahead)
+        totals = _grouped(builder, data, scales, inputs, arguments[3], ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
-    return _signature(w, s, x, cols, after), generate
+    return signature_of(w, s, x, cols, after), generate
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -14,17 +14,28 @@ from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
 from compute_node.kernels.dots import dots_bf16, dots_f32, dots_int4, dots_int8
+from compute_node.kernels.integer_dots import dots_fast_int4, dots_fast_int8
 from compute_node.kernels.lanes import f32_at, i64_at
-from compute_node.kernels.matrix import FORMATS, Matrix
+from compute_node.kernels.matrix import Matrix
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
+from compute_node.kernels.quantised_rows import QuantisedRows
 from tierd.errors import UsageError
 
-__all__ = ["KERNELS", "MATMUL_FIELDS", "kernel_address", "matmul", "matmul_rows", "weight_fields"]
+__all__ = [
+    "KINDS",
+    "MATMUL_FIELDS",
+    "NUMERICS",
+    "kernel_kind",
+    "matmul",
+    "matmul_rows",
+    "quantises",
+    "weight_fields",
+]
 
 # Fields of the record, each one int64. Strides are in bytes.
 COUNT: Final = 0  # address of the number of rows
-FORMAT: Final = 1  # index into FORMATS
-X: Final = 2
+KIND: Final = 1  # value of KINDS
+X: Final = 2  # float32 rows, or quantised ones for the fast kinds
 X_STRIDE: Final = 3
 X_INDEX: Final = 4  # address of the row of x for each row, or 0: row i is row i
 Y: Final = 5
@@ -38,7 +49,22 @@ COLS: Final = 12
 BIAS: Final = 13  # address of float32 [outputs], or 0
 MATMUL_FIELDS: Final = 14
 
-F32_FORMAT, BF16_FORMAT, INT8_FORMAT, INT4_FORMAT = (FORMATS.index(f) for f in ("f32", "bf16", "int8", "int4-g64"))
+F32_KIND, BF16_KIND, INT8_KIND, INT4_KIND, FAST_INT8_KIND, FAST_INT4_KIND = range(6)
+
+NUMERICS: Final = ("exact", "fast")
+"""`exact`: float32 activations. `fast`: signed bytes per group of 64 where the weights are quantised as well."""
+
+KINDS: Final = {
+    ("exact", "f32"): F32_KIND,
+    ("exact", "bf16"): BF16_KIND,
+    ("exact", "int8"): INT8_KIND,
+    ("exact", "int4-g64"): INT4_KIND,
+    ("fast", "f32"): F32_KIND,
+    ("fast", "bf16"): BF16_KIND,
+    ("fast", "int8"): FAST_INT8_KIND,
+    ("fast", "int4-g64"): FAST_INT4_KIND,
+}
+"""What computes, for each numerics and weight format."""
 
 ROW_TILE: Final = 64
 """Activation rows that stay in cache while a slice of the weights passes."""
@@ -53,13 +79,17 @@ def _place(base: int, stride: int, index: int, row: int) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _dots(weight_format: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
+def _dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
     """Four weight rows with one or four activation rows."""
-    if weight_format == BF16_FORMAT:
+    if kind == FAST_INT4_KIND:
+        return dots_fast_int4(w, s, x, cols, after)
+    if kind == FAST_INT8_KIND:
+        return dots_fast_int8(w, x, cols, after)
+    if kind == BF16_KIND:
         return dots_bf16(w, x, cols, after)
-    if weight_format == INT8_FORMAT:
+    if kind == INT8_KIND:
         return dots_int8(w, x, cols, after)
-    if weight_format == INT4_FORMAT:
+    if kind == INT4_KIND:
         return dots_int4(w, s, x, cols, after)
     return dots_f32(w, x, cols, after)
 
@@ -70,7 +100,7 @@ def _store(m: Any, row: int, o: Any, sums: Any) -> None:
     y = f32_at(_place(m[Y], m[Y_STRIDE], m[Y_INDEX], row))
     for j in range(4):
         total = sums[j]
-        if m[FORMAT] == INT8_FORMAT:
+        if m[KIND] == INT8_KIND or m[KIND] == FAST_INT8_KIND:
             total = total * f32_at(m[SCALES])[o[j]]
         if m[BIAS] != 0:
             total = total + f32_at(m[BIAS])[o[j]]
@@ -101,14 +131,14 @@ def matmul_rows(args: int, lo: int, hi: int) -> None:
                     _place(x, x_stride, x_index, row + 2),
                     _place(x, x_stride, x_index, row + 3),
                 )
-                sums = _dots(m[FORMAT], w, s, places, m[COLS], after)
+                sums = _dots(m[KIND], w, s, places, m[COLS], after)
                 _store(m, row, o, sums[0:4])
                 _store(m, row + 1, o, sums[4:8])
                 _store(m, row + 2, o, sums[8:12])
                 _store(m, row + 3, o, sums[12:16])
                 row += 4
             while row < end:
-                _store(m, row, o, _dots(m[FORMAT], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
+                _store(m, row, o, _dots(m[KIND], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
                 row += 1
 
 
@@ -118,20 +148,21 @@ def matmul_kernel(args: int, lo: int, hi: int) -> None:
     matmul_rows(args, lo, hi)
 
 
-KERNELS: Final = {("exact", weight_format): matmul_kernel for weight_format in FORMATS}
-"""The kernel for each numerics and weight format."""
-
-
-def kernel_address(op: str, numerics: str, weight_format: str) -> int:
-    """Address of the matmul kernel for a format.
+def kernel_kind(op: str, numerics: str, weight_format: str) -> int:
+    """Which of `KINDS` computes a format.
 
     Raises:
         UsageError: there is none.
     """
-    kernel = KERNELS.get((numerics, weight_format))
-    if kernel is None:
+    kind = KINDS.get((numerics, weight_format))
+    if kind is None:
         raise UsageError(f"{op}: no {numerics!r} kernel for {weight_format!r} weights")
-    return int(kernel.address)
+    return kind
+
+
+def quantises(numerics: str, weight_format: str) -> bool:
+    """True if these weights are multiplied with quantised rows."""
+    return KINDS.get((numerics, weight_format)) in {FAST_INT8_KIND, FAST_INT4_KIND}
 
 
 def weight_fields(matrix: Matrix) -> tuple[int, int, int, int]:
@@ -150,6 +181,7 @@ def matmul(
     *,
     bias: NDArray[np.float32] | None = None,
     numerics: str = "exact",
+    quantised: QuantisedRows | None = None,
 ) -> Op:
     """`y = x W^T (+ bias)` for the live rows.
 
@@ -160,7 +192,8 @@ def matmul(
         y: float32 [max_rows, outputs]; must not overlap `x`.
         batch: the live rows.
         bias: float32 [outputs], added last.
-        numerics: `exact`.
+        numerics: `exact` or `fast`.
+        quantised: `x` as `quantise_rows` left it, wanted where `quantises(numerics, matrix.format)`.
 
     Raises:
         UsageError: shapes or types that do not fit, or numerics that are not known.
@@ -171,13 +204,19 @@ def matmul(
         raise UsageError(f"{name}: x and y overlap")
     if bias is not None:
         check_buffer(name, "bias", bias, (matrix.rows,))
+    kind = kernel_kind(name, numerics, matrix.format)
+    rows: NDArray[Any] = x
+    if quantises(numerics, matrix.format):
+        if quantised is None or quantised.cols != matrix.cols or quantised.max_rows < batch.max_rows:
+            raise UsageError(f"{name}: {numerics} {matrix.format} weights want {matrix.cols} columns of quantised rows")
+        rows = quantised.data
     data, data_stride, scales, scales_stride = weight_fields(matrix)
     args = record([
-        address_of(batch.count), FORMATS.index(matrix.format),
-        address_of(x), x.strides[0], 0, address_of(y), y.strides[0], 0,
+        address_of(batch.count), kind,
+        address_of(rows), rows.strides[0], 0, address_of(y), y.strides[0], 0,
         data, data_stride, scales, scales_stride, matrix.cols, address_of(bias),
     ])  # fmt: skip
     return Op(
-        name, f"matmul {matrix.format}", kernel_address(name, numerics, matrix.format), args, batch.count,
-        units=matrix.rows, per_row=False, grain=GRAIN, work=matrix.cols, keep=(matrix, x, y, bias, batch),
+        name, f"matmul {matrix.format}", matmul_kernel.address, args, batch.count,
+        units=matrix.rows, per_row=False, grain=GRAIN, work=matrix.cols, keep=(matrix, x, rows, y, bias, batch),
     )  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from compute_node import kernels
 from compute_node.engine.kv_cache import KVCache
 from compute_node.engine.program import Segment
 from compute_node.engine.weights import Weights
-from compute_node.kernels import Batch, Matrix, Op
+from compute_node.kernels import Batch, Matrix, Op, QuantisedRows
 from compute_node.models.decoder_config import DecoderConfig
 
 __all__ = ["DecoderBuilder", "DecoderProgram", "QueryKeyNorm", "build_program"]
@@ -47,6 +46,7 @@ class DecoderProgram:
         head_index: int64 [head rows], rows of the step whose logits are wanted.
         logits: float32 [head rows, vocabulary].
         expert_input: float32 [rows, H], what the experts of the current layer are applied to.
+        expert_quantised: the same as signed bytes, where experts want it.
         expert_rows: float32 [rows, top_k, H], one row per token and router rank.
         route_indices: int32 [rows, top_k], experts in router order.
         route_weights: float32 [rows, top_k].
@@ -60,6 +60,7 @@ class DecoderProgram:
     head_index: NDArray[np.int64]
     logits: F32
     expert_input: F32
+    expert_quantised: QuantisedRows | None
     expert_rows: F32
     route_indices: NDArray[np.int32]
     route_weights: F32
@@ -74,7 +75,8 @@ class DecoderBuilder:
         cache: where keys and values of all sequences live.
         rows: most tokens of one step.
         head_rows: most rows of one step whose logits are computed together.
-        numerics: name of the matrix kernels' arithmetic.
+        numerics: name of the matrix kernels' arithmetic; routers are always computed exactly.
+        quantised_experts: some layer's experts want their input as signed bytes.
     """
 
     def __init__(
@@ -86,11 +88,15 @@ class DecoderBuilder:
         rows: int,
         head_rows: int,
         numerics: str,
+        quantised_experts: bool = False,
     ) -> None:
         self.config = config
         self._weights = weights
         self._cache = cache
         self._numerics = numerics
+        self._quantised_experts = quantised_experts
+        self._quantised: dict[int, QuantisedRows] = {}
+        self._current: set[int] = set()
         self._batch = Batch(rows)
         self._head_batch = Batch(head_rows)
         hidden, heads, kv_heads = config.hidden_size, config.heads, config.kv_heads
@@ -152,6 +158,7 @@ class DecoderBuilder:
                 f"{label} attention", query, keys, values, self._attended, batch, scale=scale, window=config.window
             )
         )
+        self._written(self._attended)
         self._project(f"{label} o_proj", f"{prefix}.o_proj", self._attended, self._delta, bias=config.attention_bias)
         add(kernels.add(f"{label} attention residual", self._x, self._delta, batch))
 
@@ -162,6 +169,7 @@ class DecoderBuilder:
         self._project(f"{label} gate_proj", f"{prefix}.gate_proj", self._normed, self._gate)
         self._project(f"{label} up_proj", f"{prefix}.up_proj", self._normed, self._up)
         self._ops.append(kernels.silu_mul(f"{label} silu", self._gate, self._up, self._gate, self._batch))
+        self._written(self._gate)
         self._project(f"{label} down_proj", f"{prefix}.down_proj", self._gate, self._delta)
         self._ops.append(kernels.add(f"{label} mlp residual", self._x, self._delta, self._batch))
 
@@ -176,9 +184,7 @@ class DecoderBuilder:
         self._post_attention_norm(layer)
         matrix = self._weights.matrix(router, config.experts, config.hidden_size)
         self._ops += [
-            kernels.matmul(
-                f"{label} router", matrix, self._normed, self._router_logits, batch, numerics=self._numerics
-            ),
+            kernels.matmul(f"{label} router", matrix, self._normed, self._router_logits, batch),
             kernels.router(
                 f"{label} top-k",
                 self._router_logits,
@@ -188,6 +194,8 @@ class DecoderBuilder:
                 renormalise=config.renormalise,
             ),
         ]
+        if self._quantised_experts:
+            self._as_bytes(f"{label} expert input", self._normed, batch)
         self._end_segment(f"up to the router of layer {layer}")
         self._expert_layers.append(layer)
         self._ops.append(
@@ -202,10 +210,11 @@ class DecoderBuilder:
         self._ops.append(kernels.gather_rows("rows for logits", self._x, self._head_index, self._head_x, head))
         norm = self._weights.vector("model.norm.weight", hidden)
         self._ops.append(kernels.rms_norm("final norm", self._head_x, norm, config.rms_norm_eps, self._head_x, head))
+        self._written(self._head_x)
         matrix = self._embedding
         if matrix is None or not config.tied_embeddings:
             matrix = self._weights.matrix("lm_head.weight", config.vocab_size, hidden)
-        self._ops.append(kernels.matmul("lm_head", matrix, self._head_x, self._logits, head, numerics=self._numerics))
+        self._matmul("lm_head", matrix, self._head_x, self._logits, head)
         body = tuple(self._segments)
         self._end_segment("logits")
         return DecoderProgram(
@@ -217,6 +226,7 @@ class DecoderBuilder:
             head_index=self._head_index,
             logits=self._logits,
             expert_input=self._normed,
+            expert_quantised=self._quantised.get(id(self._normed)) if self._quantised_experts else None,
             expert_rows=self._expert_rows,
             route_indices=self._route_indices,
             route_weights=self._route_weights,
@@ -229,13 +239,33 @@ class DecoderBuilder:
     def _rms_norm(self, label: str, name: str, x: F32, y: F32, width: int | None = None) -> None:
         weight = self._weights.vector(name, x.shape[1] if width is None else width)
         self._ops.append(kernels.rms_norm(label, x, weight, self.config.rms_norm_eps, y, self._batch))
+        self._written(y)
 
     def _project(self, label: str, name: str, x: F32, y: F32, *, bias: bool = False) -> None:
-        arguments: dict[str, Any] = {"numerics": self._numerics}
-        if bias:
-            arguments["bias"] = self._weights.vector(f"{name}.bias", y.shape[1])
+        values = self._weights.vector(f"{name}.bias", y.shape[1]) if bias else None
         matrix = self._weights.matrix(f"{name}.weight", y.shape[1], x.shape[1])
-        self._ops.append(kernels.matmul(label, matrix, x, y, self._batch, **arguments))
+        self._matmul(label, matrix, x, y, self._batch, bias=values)
+
+    def _matmul(self, label: str, matrix: Matrix, x: F32, y: F32, batch: Batch, *, bias: F32 | None = None) -> None:
+        quantised = None
+        if kernels.quantises(self._numerics, matrix.format):
+            quantised = self._as_bytes(f"{label} input", x, batch)
+        self._ops.append(
+            kernels.matmul(label, matrix, x, y, batch, bias=bias, numerics=self._numerics, quantised=quantised)
+        )
+
+    def _as_bytes(self, label: str, x: F32, batch: Batch) -> QuantisedRows:
+        """The buffer as signed bytes; made by an op unless that happened since it was last written."""
+        if id(x) not in self._quantised:
+            self._quantised[id(x)] = QuantisedRows(*x.shape)
+        rows = self._quantised[id(x)]
+        if id(x) not in self._current:
+            self._ops.append(kernels.quantise_rows(f"{label} as bytes", x, rows, batch))
+            self._current.add(id(x))
+        return rows
+
+    def _written(self, x: F32) -> None:
+        self._current.discard(id(x))
 
     def _end_segment(self, name: str) -> None:
         self._segments.append(Segment(name, self._ops))
@@ -251,9 +281,18 @@ def build_program(
     rows: int,
     head_rows: int,
     numerics: str = "exact",
+    quantised_experts: bool = False,
 ) -> DecoderProgram:
     """The program of a family's step; raises UnsupportedModel if the store has tensors that no op uses."""
-    build = DecoderBuilder(config, weights, cache, rows=rows, head_rows=head_rows, numerics=numerics)
+    build = DecoderBuilder(
+        config,
+        weights,
+        cache,
+        rows=rows,
+        head_rows=head_rows,
+        numerics=numerics,
+        quantised_experts=quantised_experts,
+    )
     build.embedding()
     for layer in range(config.layers):
         decoder_layer(build, layer)

@@ -114,6 +114,22 @@ def test_a_batch_of_sequences_changes_no_bit(store, tokens, whole):
             assert not np.array_equal(logits[16:], whole[part])
 
 
+@pytest.fixture(scope="module")
+def fast(store, tokens):
+    return prompt_logits(InProcess(store), tokens, [len(tokens)], numerics="fast")
+
+
+def test_fast_numerics_are_close_but_not_the_same(whole, fast):
+    assert not np.array_equal(fast, whole)
+    assert np.linalg.norm(fast - whole) < 0.05 * np.linalg.norm(whole)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 24, [7, 7, 7, 3], [1, 23]])
+def test_chunks_threads_and_arrival_change_no_bit_of_fast_numerics(store, tokens, fast, chunks):
+    found = prompt_logits(Reordered(store, 5), tokens, chunks, numerics="fast", threads=2)
+    assert np.array_equal(found, fast)
+
+
 def test_head_rows_change_no_bit(store, tokens, whole):
     assert np.array_equal(prompt_logits(InProcess(store), tokens, [24], head_rows=5), whole)
 
@@ -198,7 +214,12 @@ def test_limits_are_errors_not_wrong_numbers(store):
             model.extend(sequence, [1], phase=Phase.DECODE)
         with pytest.raises(LimitExceeded, match="sequences"):
             model.cache.take()
-    for options in (ModelOptions(context=0), ModelOptions(context=257), ModelOptions(rows=0)):
+    for options in (
+        ModelOptions(context=0),
+        ModelOptions(context=257),
+        ModelOptions(rows=0),
+        ModelOptions(numerics="rough"),
+    ):
         with pytest.raises(UsageError):
             Model(InProcess(store), options)
 
