@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tierd.errors import UsageError
 
@@ -88,7 +89,17 @@ class ServeSettings(LayeredSettings):
     arena: str = Field("25%", description="RAM for expert bytes: an amount, or a share of the model's experts")
     arena_dir: Path | None = Field(None, description="tmpfs directory for the arena; without it, anonymous memory")
     policy: str = Field("lru", description="who leaves RAM")
-    drive_threads: int = Field(4, ge=1, le=64, description="reads in flight per drive")
+    drive_threads: int | None = Field(
+        None, ge=1, le=64, description="reads in flight per drive; without it, what a short measurement finds best"
+    )
+    mirror: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="directories with copies of shards, each DIR or DIR=WEIGHT; in the environment with : between"
+    )
+    also: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (),
+        description="directories with shards that the store's own directory lacks; in the environment with : between",
+    )
+    fault_plan: Path | None = Field(None, description="file that says which reads to damage on purpose, for tests")
     deadline_seconds: float = Field(60.0, gt=0, le=3600, description="bound on an answer where the node names none")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="bound on a graceful stop")
     max_sessions: int = Field(64, ge=1, le=4096, description="compute nodes at once")
@@ -96,3 +107,8 @@ class ServeSettings(LayeredSettings):
         10.0, ge=0.1, le=3600, description="silence after which a node is asked for a sign of life"
     )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level that is logged")
+
+    @field_validator("mirror", "also", mode="before")
+    @classmethod
+    def _paths(cls, value: Any) -> Any:
+        return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value

@@ -279,8 +279,9 @@ def test_a_single_hanging_drive_keeps_its_slot_and_answers_when_it_returns():
     assert world.fetch(2) == [None]
     world.devices["a"].release()
     assert world.results == {1: None}
-    world.clock.advance(60.0)
+    assert world.fetch(3) == [None]
     assert world.stats("a").up
+    assert world.devices["a"].begun == [1, 2, 3], "a drive without a replica is not probed"
     world.at_rest()
 
 

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tierd/api/admin.proto\x12\x08tierd.v1\"\x11\n\x0fGetStatsRequest\"\xc7\x01\n\x10GetStatsResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x16\n\x0euptime_seconds\x18\x02 \x01(\x01\x12$\n\x08requests\x18\x03 \x01(\x0b\x32\x12.tierd.v1.Requests\x12\x1e\n\x05\x61rena\x18\x04 \x01(\x0b\x32\x0f.tierd.v1.Arena\x12\x1f\n\x06\x64rives\x18\x05 \x03(\x0b\x32\x0f.tierd.v1.Drive\x12#\n\x08sessions\x18\x06 \x03(\x0b\x32\x11.tierd.v1.Session\"\xc8\x01\n\x08Requests\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x0c\n\x04hits\x18\x02 \x01(\x04\x12\x0e\n\x06misses\x18\x03 \x01(\x04\x12\x0e\n\x06joined\x18\x04 \x01(\x04\x12\x11\n\tcancelled\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x0f\n\x07pending\x18\x07 \x01(\x04\x12\x10\n\x08repeated\x18\x08 \x01(\x04\x12\x19\n\x11miss_wait_seconds\x18\t \x01(\x01\x12\x1b\n\x13joined_wait_seconds\x18\n \x01(\x01\"\xbc\x01\n\x05\x41rena\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x12\n\nslots_free\x18\x04 \x01(\r\x12\x15\n\rslots_filling\x18\x05 \x01(\r\x12\x13\n\x0bslots_ready\x18\x06 \x01(\r\x12\x15\n\rslots_granted\x18\x07 \x01(\r\x12\x11\n\tevictions\x18\x08 \x01(\x04\x12\x17\n\x0fhuge_page_bytes\x18\t \x01(\x04\"i\n\x05\x44rive\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05reads\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x04 \x01(\x04\x12\x14\n\x0cread_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06\x64irect\x18\x06 \x01(\x08\"W\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x61ttached\x18\x03 \x01(\x08\x12\x0e\n\x06grants\x18\x04 \x01(\r\x12\x10\n\x08requests\x18\x05 \x01(\x04\"#\n\x0c\x44rainRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"\x0f\n\rDrainResponse2\x8b\x01\n\x0c\x41\x64minService\x12\x41\n\x08GetStats\x12\x19.tierd.v1.GetStatsRequest\x1a\x1a.tierd.v1.GetStatsResponse\x12\x38\n\x05\x44rain\x12\x16.tierd.v1.DrainRequest\x1a\x17.tierd.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tierd/api/admin.proto\x12\x08tierd.v1\"\x11\n\x0fGetStatsRequest\"\xc7\x01\n\x10GetStatsResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x16\n\x0euptime_seconds\x18\x02 \x01(\x01\x12$\n\x08requests\x18\x03 \x01(\x0b\x32\x12.tierd.v1.Requests\x12\x1e\n\x05\x61rena\x18\x04 \x01(\x0b\x32\x0f.tierd.v1.Arena\x12\x1f\n\x06\x64rives\x18\x05 \x03(\x0b\x32\x0f.tierd.v1.Drive\x12#\n\x08sessions\x18\x06 \x03(\x0b\x32\x11.tierd.v1.Session\"\xc8\x01\n\x08Requests\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x0c\n\x04hits\x18\x02 \x01(\x04\x12\x0e\n\x06misses\x18\x03 \x01(\x04\x12\x0e\n\x06joined\x18\x04 \x01(\x04\x12\x11\n\tcancelled\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x0f\n\x07pending\x18\x07 \x01(\x04\x12\x10\n\x08repeated\x18\x08 \x01(\x04\x12\x19\n\x11miss_wait_seconds\x18\t \x01(\x01\x12\x1b\n\x13joined_wait_seconds\x18\n \x01(\x01\"\xea\x01\n\x05\x41rena\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x12\n\nslots_free\x18\x04 \x01(\r\x12\x15\n\rslots_filling\x18\x05 \x01(\r\x12\x13\n\x0bslots_ready\x18\x06 \x01(\r\x12\x15\n\rslots_granted\x18\x07 \x01(\r\x12\x11\n\tevictions\x18\x08 \x01(\x04\x12\x17\n\x0fhuge_page_bytes\x18\t \x01(\x04\x12\x13\n\x0bspare_slots\x18\n \x01(\r\x12\x17\n\x0fslots_abandoned\x18\x0b \x01(\r\"\xa7\x04\n\x05\x44rive\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05reads\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x04 \x01(\x04\x12\x14\n\x0cread_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06\x64irect\x18\x06 \x01(\x08\x12\x11\n\tin_flight\x18\x07 \x01(\x04\x12\x15\n\rqueue_seconds\x18\x08 \x01(\x01\x12\x19\n\x11\x63hecksum_failures\x18\t \x01(\x04\x12\x39\n\x0e\x65rrors_by_kind\x18\n \x03(\x0b\x32!.tierd.v1.Drive.ErrorsByKindEntry\x12\x0f\n\x07retries\x18\x0b \x01(\x04\x12\x0e\n\x06stalls\x18\x0c \x01(\x04\x12\x11\n\tfailovers\x18\r \x01(\x04\x12\x12\n\nhedges_won\x18\x0e \x01(\x04\x12\x13\n\x0bhedges_lost\x18\x0f \x01(\x04\x12\n\n\x02up\x18\x10 \x01(\x08\x12\r\n\x05state\x18\x11 \x01(\t\x12\x11\n\tdirectory\x18\x12 \x01(\t\x12\x0e\n\x06shards\x18\x13 \x03(\t\x12\x14\n\x0cshards_total\x18\x14 \x01(\r\x12\x10\n\x08left_out\x18\x15 \x03(\t\x12\x11\n\tbandwidth\x18\x16 \x01(\x01\x12\x0e\n\x06weight\x18\x17 \x01(\x01\x12\x0f\n\x07threads\x18\x18 \x01(\r\x12\x10\n\x08measured\x18\x19 \x01(\t\x1a\x33\n\x11\x45rrorsByKindEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"W\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x61ttached\x18\x03 \x01(\x08\x12\x0e\n\x06grants\x18\x04 \x01(\r\x12\x10\n\x08requests\x18\x05 \x01(\x04\"#\n\x0c\x44rainRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"\x0f\n\rDrainResponse\"5\n\x10\x41\x64\x64MirrorRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"3\n\x11\x41\x64\x64MirrorResponse\x12\x1e\n\x05\x64rive\x18\x01 \x01(\x0b\x32\x0f.tierd.v1.Drive\"#\n\x13RemoveMirrorRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\x14RemoveMirrorResponse\x12\x0c\n\x04name\x18\x01 \x01(\t2\xa0\x02\n\x0c\x41\x64minService\x12\x41\n\x08GetStats\x12\x19.tierd.v1.GetStatsRequest\x1a\x1a.tierd.v1.GetStatsResponse\x12\x38\n\x05\x44rain\x12\x16.tierd.v1.DrainRequest\x1a\x17.tierd.v1.DrainResponse\x12\x44\n\tAddMirror\x12\x1a.tierd.v1.AddMirrorRequest\x1a\x1b.tierd.v1.AddMirrorResponse\x12M\n\x0cRemoveMirror\x12\x1d.tierd.v1.RemoveMirrorRequest\x1a\x1e.tierd.v1.RemoveMirrorResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tierd.api.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DRIVE_ERRORSBYKINDENTRY']._loaded_options = None
+  _globals['_DRIVE_ERRORSBYKINDENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATSREQUEST']._serialized_start=35
   _globals['_GETSTATSREQUEST']._serialized_end=52
   _globals['_GETSTATSRESPONSE']._serialized_start=55
@@ -38,15 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTS']._serialized_start=257
   _globals['_REQUESTS']._serialized_end=457
   _globals['_ARENA']._serialized_start=460
-  _globals['_ARENA']._serialized_end=648
-  _globals['_DRIVE']._serialized_start=650
-  _globals['_DRIVE']._serialized_end=755
-  _globals['_SESSION']._serialized_start=757
-  _globals['_SESSION']._serialized_end=844
-  _globals['_DRAINREQUEST']._serialized_start=846
-  _globals['_DRAINREQUEST']._serialized_end=881
-  _globals['_DRAINRESPONSE']._serialized_start=883
-  _globals['_DRAINRESPONSE']._serialized_end=898
-  _globals['_ADMINSERVICE']._serialized_start=901
-  _globals['_ADMINSERVICE']._serialized_end=1040
+  _globals['_ARENA']._serialized_end=694
+  _globals['_DRIVE']._serialized_start=697
+  _globals['_DRIVE']._serialized_end=1248
+  _globals['_DRIVE_ERRORSBYKINDENTRY']._serialized_start=1197
+  _globals['_DRIVE_ERRORSBYKINDENTRY']._serialized_end=1248
+  _globals['_SESSION']._serialized_start=1250
+  _globals['_SESSION']._serialized_end=1337
+  _globals['_DRAINREQUEST']._serialized_start=1339
+  _globals['_DRAINREQUEST']._serialized_end=1374
+  _globals['_DRAINRESPONSE']._serialized_start=1376
+  _globals['_DRAINRESPONSE']._serialized_end=1391
+  _globals['_ADDMIRRORREQUEST']._serialized_start=1393
+  _globals['_ADDMIRRORREQUEST']._serialized_end=1446
+  _globals['_ADDMIRRORRESPONSE']._serialized_start=1448
+  _globals['_ADDMIRRORRESPONSE']._serialized_end=1499
+  _globals['_REMOVEMIRRORREQUEST']._serialized_start=1501
+  _globals['_REMOVEMIRRORREQUEST']._serialized_end=1536
+  _globals['_REMOVEMIRRORRESPONSE']._serialized_start=1538
+  _globals['_REMOVEMIRRORRESPONSE']._serialized_end=1574
+  _globals['_ADMINSERVICE']._serialized_start=1577
+  _globals['_ADMINSERVICE']._serialized_end=1865
 # @@protoc_insertion_point(module_scope)

@@ -134,6 +134,8 @@ class Arena(_message.Message):
     SLOTS_GRANTED_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     HUGE_PAGE_BYTES_FIELD_NUMBER: _builtins.int
+    SPARE_SLOTS_FIELD_NUMBER: _builtins.int
+    SLOTS_ABANDONED_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     slot_bytes: _builtins.int
     slots: _builtins.int
@@ -144,6 +146,9 @@ class Arena(_message.Message):
     evictions: _builtins.int
     huge_page_bytes: _builtins.int
     """Bytes of the arena on 2 MiB pages."""
+    spare_slots: _builtins.int
+    """Slots on top of `slots`, for reads that go on beside another read of the same expert."""
+    slots_abandoned: _builtins.int
     def __init__(
         self,
         *,
@@ -156,10 +161,12 @@ class Arena(_message.Message):
         slots_granted: _builtins.int = ...,
         evictions: _builtins.int = ...,
         huge_page_bytes: _builtins.int = ...,
+        spare_slots: _builtins.int = ...,
+        slots_abandoned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "huge_page_bytes", b"huge_page_bytes", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_filling", b"slots_filling", "slots_free", b"slots_free", "slots_granted", b"slots_granted", "slots_ready", b"slots_ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "huge_page_bytes", b"huge_page_bytes", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_abandoned", b"slots_abandoned", "slots_filling", b"slots_filling", "slots_free", b"slots_free", "slots_granted", b"slots_granted", "slots_ready", b"slots_ready", "spare_slots", b"spare_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,18 +176,87 @@ Global___Arena: _TypeAlias = Arena  # noqa: Y015
 class Drive(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ErrorsByKindEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     READ_SECONDS_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FAILURES_FIELD_NUMBER: _builtins.int
+    ERRORS_BY_KIND_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    STALLS_FIELD_NUMBER: _builtins.int
+    FAILOVERS_FIELD_NUMBER: _builtins.int
+    HEDGES_WON_FIELD_NUMBER: _builtins.int
+    HEDGES_LOST_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    SHARDS_TOTAL_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    BANDWIDTH_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reads: _builtins.int
     bytes: _builtins.int
     errors: _builtins.int
     read_seconds: _builtins.float
     direct: _builtins.bool
+    in_flight: _builtins.int
+    queue_seconds: _builtins.float
+    checksum_failures: _builtins.int
+    retries: _builtins.int
+    stalls: _builtins.int
+    failovers: _builtins.int
+    hedges_won: _builtins.int
+    hedges_lost: _builtins.int
+    up: _builtins.bool
+    """Whether reads go to it as a matter of course."""
+    state: _builtins.str
+    """up, suspect, quarantined, probing, leaving, or absent when it has no shard to offer."""
+    directory: _builtins.str
+    shards_total: _builtins.int
+    bandwidth: _builtins.float
+    """Bytes per second as of now, weight included."""
+    weight: _builtins.float
+    threads: _builtins.int
+    """Reads at a time, and how bandwidth and depth were found at first."""
+    measured: _builtins.str
+    @_builtins.property
+    def errors_by_kind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the expert shards that it holds, and how many the store has."""
+
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Files there that were not admitted, and why."""
+
     def __init__(
         self,
         *,
@@ -190,10 +266,29 @@ class Drive(_message.Message):
         errors: _builtins.int = ...,
         read_seconds: _builtins.float = ...,
         direct: _builtins.bool = ...,
+        in_flight: _builtins.int = ...,
+        queue_seconds: _builtins.float = ...,
+        checksum_failures: _builtins.int = ...,
+        errors_by_kind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        retries: _builtins.int = ...,
+        stalls: _builtins.int = ...,
+        failovers: _builtins.int = ...,
+        hedges_won: _builtins.int = ...,
+        hedges_lost: _builtins.int = ...,
+        up: _builtins.bool = ...,
+        state: _builtins.str = ...,
+        directory: _builtins.str = ...,
+        shards: _abc.Iterable[_builtins.str] | None = ...,
+        shards_total: _builtins.int = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
+        bandwidth: _builtins.float = ...,
+        weight: _builtins.float = ...,
+        threads: _builtins.int = ...,
+        measured: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "direct", b"direct", "errors", b"errors", "name", b"name", "read_seconds", b"read_seconds", "reads", b"reads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "bytes", b"bytes", "checksum_failures", b"checksum_failures", "direct", b"direct", "directory", b"directory", "errors", b"errors", "errors_by_kind", b"errors_by_kind", "failovers", b"failovers", "hedges_lost", b"hedges_lost", "hedges_won", b"hedges_won", "in_flight", b"in_flight", "left_out", b"left_out", "measured", b"measured", "name", b"name", "queue_seconds", b"queue_seconds", "read_seconds", b"read_seconds", "reads", b"reads", "retries", b"retries", "shards", b"shards", "shards_total", b"shards_total", "stalls", b"stalls", "state", b"state", "threads", b"threads", "up", b"up", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,3 +358,86 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class AddMirrorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """Absolute path on the daemon's host."""
+    weight: _builtins.float
+    """Share of the measured bandwidth to count on; 0 stands for 1."""
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddMirrorRequest: _TypeAlias = AddMirrorRequest  # noqa: Y015
+
+@_typing.final
+class AddMirrorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def drive(self) -> Global___Drive: ...
+    def __init__(
+        self,
+        *,
+        drive: Global___Drive | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drive", b"drive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drive", b"drive"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddMirrorResponse: _TypeAlias = AddMirrorResponse  # noqa: Y015
+
+@_typing.final
+class RemoveMirrorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the drive, or its directory."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMirrorRequest: _TypeAlias = RemoveMirrorRequest  # noqa: Y015
+
+@_typing.final
+class RemoveMirrorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMirrorResponse: _TypeAlias = RemoveMirrorResponse  # noqa: Y015

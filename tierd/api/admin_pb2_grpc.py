@@ -44,6 +44,16 @@ class AdminServiceStub:
                 request_serializer=tierd_dot_api_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tierd_dot_api_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.AddMirror = channel.unary_unary(
+                '/tierd.v1.AdminService/AddMirror',
+                request_serializer=tierd_dot_api_dot_admin__pb2.AddMirrorRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_admin__pb2.AddMirrorResponse.FromString,
+                _registered_method=True)
+        self.RemoveMirror = channel.unary_unary(
+                '/tierd.v1.AdminService/RemoveMirror',
+                request_serializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -62,6 +72,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddMirror(self, request, context):
+        """Read from copies in a directory of the daemon's host, too. Only over a Unix socket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveMirror(self, request, context):
+        """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +98,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tierd_dot_api_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=tierd_dot_api_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'AddMirror': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddMirror,
+                    request_deserializer=tierd_dot_api_dot_admin__pb2.AddMirrorRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_admin__pb2.AddMirrorResponse.SerializeToString,
+            ),
+            'RemoveMirror': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveMirror,
+                    request_deserializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +164,60 @@ class AdminService:
             '/tierd.v1.AdminService/Drain',
             tierd_dot_api_dot_admin__pb2.DrainRequest.SerializeToString,
             tierd_dot_api_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddMirror(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierd.v1.AdminService/AddMirror',
+            tierd_dot_api_dot_admin__pb2.AddMirrorRequest.SerializeToString,
+            tierd_dot_api_dot_admin__pb2.AddMirrorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveMirror(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierd.v1.AdminService/RemoveMirror',
+            tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.SerializeToString,
+            tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.FromString,
             options,
             channel_credentials,
             insecure,

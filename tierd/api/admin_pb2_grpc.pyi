@@ -34,6 +34,10 @@ class AdminServiceStub:
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Answer what is in flight, refuse what is new, then exit."""
+    AddMirror: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddMirrorRequest, _admin_pb2.AddMirrorResponse]
+    """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
+    RemoveMirror: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveMirrorRequest, _admin_pb2.RemoveMirrorResponse]
+    """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -41,6 +45,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Answer what is in flight, refuse what is new, then exit."""
+    AddMirror: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddMirrorRequest, _admin_pb2.AddMirrorResponse]  # type: ignore[assignment]
+    """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
+    RemoveMirror: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveMirrorRequest, _admin_pb2.RemoveMirrorResponse]  # type: ignore[assignment]
+    """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -57,5 +65,21 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Answer what is in flight, refuse what is new, then exit."""
+
+    @_abc_1.abstractmethod
+    def AddMirror(
+        self,
+        request: _admin_pb2.AddMirrorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AddMirrorResponse, _abc.Awaitable[_admin_pb2.AddMirrorResponse]]:
+        """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
+
+    @_abc_1.abstractmethod
+    def RemoveMirror(
+        self,
+        request: _admin_pb2.RemoveMirrorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemoveMirrorResponse, _abc.Awaitable[_admin_pb2.RemoveMirrorResponse]]:
+        """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

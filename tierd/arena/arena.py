@@ -98,6 +98,11 @@ class Arena:
         """Ready slots with at least one grant."""
         return self._states.counts().granted
 
+    @property
+    def spares_left(self) -> int:
+        """Free slots that are kept back."""
+        return self.spares - self._spares_in_use
+
     def counts(self) -> SlotCounts:
         """Slots by state; they add up to `slots` and `spares`."""
         return self._states.counts()
@@ -117,7 +122,7 @@ class Arena:
 
     def take(self) -> int | None:
         """A free slot that is not kept back as a spare one; None if there is none."""
-        if self._states.available <= self.spares - self._spares_in_use:
+        if self._states.available <= self.spares_left:
             return None
         return self._states.take_free()
 

@@ -45,7 +45,24 @@ def serve(
         Path | None, typer.Option(help="tmpfs directory for the arena. Default: anonymous shared memory.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help="Who leaves RAM. Default: lru.")] = None,
-    drive_threads: Annotated[int | None, typer.Option(help="Reads in flight per drive. Default: 4.")] = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR[=WEIGHT]",
+            help="A directory with copies of all or some shards, best on a drive of its own. Repeat it for more. "
+            "WEIGHT is the share of the drive's measured bandwidth to count on.",
+        ),
+    ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Where shards lie that STORE itself lacks. Repeat it for more."),
+    ] = None,
+    drive_threads: Annotated[
+        int | None, typer.Option(help="Reads in flight per drive. Default: what a short measurement finds best.")
+    ] = None,
+    fault_plan: Annotated[
+        Path | None, typer.Option(help="Damage reads on purpose as this file says. For tests only.")
+    ] = None,
     deadline_seconds: Annotated[
         float | None, typer.Option(help="Bound on an answer where the node names none. Default: 60.")
     ] = None,
@@ -74,7 +91,10 @@ def serve(
             "arena": arena,
             "arena_dir": arena_dir,
             "policy": policy,
+            "mirror": tuple(mirror) if mirror else None,
+            "also": tuple(also) if also else None,
             "drive_threads": drive_threads,
+            "fault_plan": fault_plan,
             "deadline_seconds": deadline_seconds,
             "drain_seconds": drain_seconds,
             "max_sessions": max_sessions,
@@ -83,7 +103,7 @@ def serve(
         },
     )
     configure_logs(settings.log_level)
-    opened = ExpertStore.open(store)
+    opened = ExpertStore.open(store, settings.also)
     uvloop.run(_serve(opened, settings, stop_at_eof=stop_at_eof))
 
 
@@ -127,6 +147,7 @@ def _greeting(store: ExpertStore, running: Running) -> str:
             f"arena {format_bytes(running.arena_bytes)} ({share:.0%}), {running.slots} slots · "
             f"drive {'direct' if running.direct else 'buffered'}"
         ),
+        *running.drives,
         f"listening on {running.address}" + (f" · {running.http_url}/metrics" if running.http_url else ""),
     ]
     return "\n".join(lines)

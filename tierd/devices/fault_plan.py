@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tierd.devices.device import RecordRead
 from tierd.errors import UsageError
 
-__all__ = ["FaultPlan", "FaultRule", "read_fault_plan"]
+__all__ = ["FaultPlan", "FaultRule", "ThrottleRule", "read_fault_plan"]
 
 FaultKind = Literal["eio", "short", "flip", "delay", "hang", "vanish"]
 _MAX_BYTES: Final = 1 << 20
@@ -79,11 +79,22 @@ class FaultRule(BaseModel):
         )
 
 
+class ThrottleRule(BaseModel):
+    """A bound on one drive, or on each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    drive: str | None = None
+    bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    latency: _Seconds = 0.0
+
+
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: _Number = 0
     fault: tuple[FaultRule, ...] = ()
+    throttle: tuple[ThrottleRule, ...] = ()
 
 
 class FaultPlan:
@@ -95,10 +106,12 @@ class FaultPlan:
     Args:
         rules: in the order in which they are asked.
         seed: of chance.
+        throttles: for `throttle`.
     """
 
-    def __init__(self, rules: tuple[FaultRule, ...], seed: int = 0) -> None:
+    def __init__(self, rules: tuple[FaultRule, ...], seed: int = 0, throttles: tuple[ThrottleRule, ...] = ()) -> None:
         self.rules = rules
+        self.throttles = throttles
         self.seed = seed
         self._matched: dict[tuple[int, str], int] = {}
         self._happened: dict[tuple[int, str], int] = {}
@@ -133,6 +146,10 @@ class FaultPlan:
             faults.append(rule)
         return faults
 
+    def throttle(self, drive: str) -> ThrottleRule | None:
+        """The bound of a drive: the first one that fits."""
+        return next((rule for rule in self.throttles if rule.drive in (None, drive)), None)
+
     def _chance(self, number: int, drive: str, expert: int, again: int) -> float:
         return xxhash.xxh3_64_intdigest(f"{self.seed} {number} {drive} {expert} {again}".encode()) / 2**64
 
@@ -154,4 +171,4 @@ def read_fault_plan(path: Path) -> FaultPlan:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(step) for step in first["loc"])
         raise UsageError(f"{path}: {field or 'content'}: {first['msg']}") from None
-    return FaultPlan(plan.fault, plan.seed)
+    return FaultPlan(plan.fault, plan.seed, plan.throttle)

@@ -23,6 +23,7 @@ from tierd.errors import DriveError
 __all__ = ["Fleet", "Flight"]
 
 _NO_SPARE_WAIT: Final = 0.1
+_SECOND_LOOK: Final = 0.02
 _EARLY: Final = 1e-6
 """Timers of coarse clocks may fire this much early."""
 
@@ -59,6 +60,7 @@ class _Attempt:
     hedge: bool
     stalled: bool = False
     patience: bool = True
+    looked: bool = False
     timer: Timer | None = None
 
 
@@ -225,9 +227,13 @@ class Flight:
             self._look_again(attempt, attempt.stall_at - now)
         elif attempt.stalled:
             self._rescue(attempt)
+        elif not attempt.looked:
+            # Whoever calls us may be late itself, with the answer already waiting behind this call.
+            attempt.looked = True
+            self._look_again(attempt, _SECOND_LOOK)
         elif attempt.patience and attempt.drive.speed.last_completion > now - attempt.bound:
             # The drive works, this read alone does not come: its queue may be longer than was thought.
-            attempt.patience = False
+            attempt.patience = attempt.looked = False
             attempt.stall_at = now + attempt.bound
             self._hedge()
             self._look_again(attempt, attempt.bound)

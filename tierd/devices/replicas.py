@@ -88,6 +88,9 @@ class ReplicaSet:
         if drive.name in self._drives:
             raise UsageError(f"there is a drive called {drive.name} already")
         self._drives[drive.name] = drive
+        for member in self._drives.values():
+            if not member.health.usable:
+                self._prober.schedule(member)
 
     def leave(self, name: str) -> Drive:
         """No new reads go to the drive; what it has begun goes on. Then call `forget`.
@@ -133,12 +136,16 @@ class ReplicaSet:
         flight = self._by_slot.get(slot)
         return flight is not None and flight.withdraw()
 
-    def close(self) -> None:
-        """See `Device.close`."""
+    def end(self) -> None:
+        """No new attempts: what runs ends by itself, or with the members' `close`."""
         self._closing = True
         self._prober.close()
         for flight in list(self._flights.values()):
             flight.give_up()
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        self.end()
         for drive in self._drives.values():
             drive.device.close()
 
@@ -178,6 +185,9 @@ class ReplicaSet:
         """An attempt ended: what that says of the drive."""
         if error is None:
             drive.mark_good(read)
+            if len(self._drives) == 1:
+                # Nobody takes its reads over, so they show that it is well, and no probe is needed.
+                drive.health.begin_probe(self.clock.time())
             drive.health.succeeded()
             drive.probe_read = read
         elif blames_drive(error):
@@ -211,7 +221,8 @@ class ReplicaSet:
         _log.warning(
             "drive quarantined", drive=drive.name, reason=reason, probe_in_seconds=drive.health.back_off, advice=hint
         )
-        self._prober.schedule(drive)
+        if len(self._drives) > 1:
+            self._prober.schedule(drive)
 
     def _fastest(self, expert: int, nbytes: int, drives: Sequence[Drive]) -> Drive | None:
         if not drives:

@@ -16,8 +16,9 @@ from prometheus_client.registry import Collector
 from tierd import __version__
 from tierd.arena.arena import Arena
 from tierd.broker import Broker
-from tierd.devices.device import Device
+from tierd.observe.drive_metrics import drive_metrics
 from tierd.requests import Outcome, Phase
+from tierd.service.drives import Drives
 
 __all__ = ["DaemonMetrics"]
 
@@ -37,7 +38,7 @@ class DaemonMetrics(Collector):
         self._started = time.time()
         self._broker: Broker | None = None
         self._arena: Arena | None = None
-        self._device: Device | None = None
+        self._drives: Drives | None = None
         self._sessions: Callable[[], int] = int
         self._max_lag = 0.0
         wait = Histogram(
@@ -50,9 +51,9 @@ class DaemonMetrics(Collector):
         self._wait = {outcome: wait.labels(outcome=outcome.value) for outcome in Outcome}
         self.registry.register(self)
 
-    def watch(self, broker: Broker, arena: Arena, device: Device, sessions: Callable[[], int]) -> None:
+    def watch(self, broker: Broker, arena: Arena, drives: Drives, sessions: Callable[[], int]) -> None:
         """The parts whose counters are shown, and how many nodes are connected."""
-        self._broker, self._arena, self._device, self._sessions = broker, arena, device, sessions
+        self._broker, self._arena, self._drives, self._sessions = broker, arena, drives, sessions
 
     def waited(self, outcome: Outcome, seconds: float) -> None:
         """An expert became readable for a session."""
@@ -82,10 +83,10 @@ class DaemonMetrics(Collector):
         yield GaugeMetricFamily(
             "tierd_event_loop_lag_seconds", "How late the event loop answered its last timer.", self._max_lag
         )
-        if self._broker is not None and self._arena is not None and self._device is not None:
+        if self._broker is not None and self._arena is not None and self._drives is not None:
             yield from _broker_metrics(self._broker)
             yield from _arena_metrics(self._arena)
-            yield from _drive_metrics(self._device, self._drive_tier)
+            yield from drive_metrics(self._drives, self._drive_tier)
 
 
 def _broker_metrics(broker: Broker) -> Iterator[Metric]:
@@ -116,7 +117,9 @@ def _broker_metrics(broker: Broker) -> Iterator[Metric]:
 def _arena_metrics(arena: Arena) -> Iterator[Metric]:
     slots = GaugeMetricFamily("tierd_arena_slots", "Slots of the arena by state; they add up to all.", labels=["state"])
     counts = arena.counts()
-    for state in ("free", "filling", "ready", "retired", "abandoned"):
+    slots.add_metric(["free"], counts.free - arena.spares_left)
+    slots.add_metric(["spare"], arena.spares_left)
+    for state in ("filling", "ready", "retired", "abandoned"):
         slots.add_metric([state], getattr(counts, state))
     yield slots
     yield GaugeMetricFamily("tierd_arena_granted_slots", "Ready slots that a node holds.", counts.granted)
@@ -125,25 +128,3 @@ def _arena_metrics(arena: Arena) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "tierd_membarrier", "1 where the kernel offers the fence for reads without messages.", float(arena.fenced)
     )
-
-
-def _drive_metrics(device: Device, tier: str) -> Iterator[Metric]:
-    stats, labels, values = device.stats, ["tier", "drive"], [tier, device.name]
-    for name, text, value in (
-        ("tierd_drive_reads", "Records read.", stats.reads),
-        ("tierd_drive_read_bytes", "Bytes of those records.", stats.bytes),
-        ("tierd_drive_read_seconds", "Time inside those reads, checksum included.", stats.read_seconds),
-        ("tierd_drive_queue_seconds", "Time that reads waited for their turn.", stats.queue_seconds),
-        ("tierd_drive_errors", "Reads that failed, checksum failures included.", stats.errors),
-        ("tierd_drive_checksum_failures", "Reads whose bytes were not the converted ones.", stats.checksum_failures),
-    ):
-        counter = CounterMetricFamily(name, text, labels=labels)
-        counter.add_metric(values, value)
-        yield counter
-    for name, text, value in (
-        ("tierd_drive_reads_in_flight", "Reads submitted and not done.", float(stats.in_flight)),
-        ("tierd_drive_direct", "1 if reads bypass the page cache.", float(stats.direct)),
-    ):
-        gauge = GaugeMetricFamily(name, text, labels=labels)
-        gauge.add_metric(values, value)
-        yield gauge

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
+import grpc
 import grpc.aio
 
 from tierd.api import admin_pb2 as pb
 from tierd.api import admin_pb2_grpc
+from tierd.errors import TierdError
+from tierd.rpc import status_of
+from tierd.service.drives import Drives
+from tierd.service.statistics import drive_statistics
 
 __all__ = ["AdminService"]
 
@@ -16,11 +22,14 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Statistics, and a graceful stop."""
+    """Statistics, a graceful stop, and drives that come and go."""
 
-    def __init__(self, stats: Callable[[], pb.GetStatsResponse], stop: Callable[[float | None], None]) -> None:
+    def __init__(
+        self, stats: Callable[[], pb.GetStatsResponse], stop: Callable[[float | None], None], drives: Drives
+    ) -> None:
         self._stats = stats
         self._stop = stop
+        self._drives = drives
 
     async def GetStats(  # noqa: N802, the name is the contract's
         self, request: pb.GetStatsRequest, context: _Context
@@ -36,3 +45,34 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         del context
         self._stop(request.deadline_ms / 1000 if request.deadline_ms else None)
         return pb.DrainResponse()
+
+    async def AddMirror(  # noqa: N802, the name is the contract's
+        self, request: pb.AddMirrorRequest, context: _Context
+    ) -> pb.AddMirrorResponse:
+        """Admit the copies in a directory and read from them from now on."""
+        await _require_unix(context)
+        try:
+            info = await self._drives.add(Path(request.directory), request.weight or 1.0)
+        except TierdError as error:
+            await context.abort(status_of(error), str(error))
+        return pb.AddMirrorResponse(drive=drive_statistics(self._drives, info))
+
+    async def RemoveMirror(  # noqa: N802, the name is the contract's
+        self, request: pb.RemoveMirrorRequest, context: _Context
+    ) -> pb.RemoveMirrorResponse:
+        """Take a drive away; returns when its last read has returned."""
+        await _require_unix(context)
+        try:
+            info = await self._drives.remove(request.name)
+        except TierdError as error:
+            await context.abort(status_of(error), str(error))
+        return pb.RemoveMirrorResponse(name=info.name)
+
+
+async def _require_unix(context: _Context) -> None:
+    """Paths are opened only for who may connect to the daemon's own socket, which is its user."""
+    if not context.peer().startswith("unix:"):
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "mirrors can be added and removed over a Unix socket only; name them with --mirror at the start",
+        )

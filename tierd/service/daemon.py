@@ -19,7 +19,6 @@ from tierd.addresses import Address, default_socket, parse_address, runtime_dire
 from tierd.api import admin_pb2, admin_pb2_grpc, session_pb2_grpc, store_pb2_grpc
 from tierd.arena.arena import Arena
 from tierd.broker import Broker
-from tierd.devices.files import FileDevice
 from tierd.errors import UsageError
 from tierd.observe.http import HttpServer, make_app
 from tierd.observe.metrics import DaemonMetrics
@@ -28,6 +27,7 @@ from tierd.rpc import server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
+from tierd.service.drives import PRIMARY, Drives
 from tierd.service.listening import Listener, check_local
 from tierd.service.record_reader import RecordReader
 from tierd.service.session_service import SessionService
@@ -42,10 +42,9 @@ __all__ = ["RAM_TIER", "Daemon", "Running"]
 _log = structlog.get_logger()
 
 RAM_TIER = "ram"
-DRIVE_TIER = "nvme"
+DRIVE_TIER = PRIMARY
 
 _LAG_SECONDS = 0.5
-_LAST_READS_SECONDS = 10.0
 # Calls at once beside the sessions' streams; more are refused at the door.
 _OTHER_CALLS = 256
 
@@ -60,6 +59,7 @@ class Running:
     slots: int
     slot_bytes: int
     direct: bool
+    drives: tuple[str, ...]
 
 
 class Daemon:
@@ -111,18 +111,19 @@ class Daemon:
         )
         listener = Listener.bind(server, self._address)
         self._closers.append(listener.close)
+        self._drives = drives = Drives(store, settings)
+        await drives.measure()
         self._arena = arena = Arena.create(
             arena_bytes=self._arena_bytes,
             slot_bytes=store.geometry.slot_bytes,
             experts=store.geometry.experts_total,
             boot_id=self._boot_id,
             directory=settings.arena_dir,
+            spares=drives.spares,
         )
         self._closers.append(arena.close)
-        self._device = device = FileDevice(
-            DRIVE_TIER, store.shard_paths, loop.call_soon_threadsafe, threads=settings.drive_threads
-        )
-        self._closers.append(self._close_device)
+        device = drives.open()
+        self._closers.append(drives.close)
         self._metrics = metrics = DaemonMetrics(
             fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
         )
@@ -149,7 +150,7 @@ class Daemon:
             max_sessions=settings.max_sessions,
             default_deadline=settings.deadline_seconds,
         )
-        metrics.watch(broker, arena, device, lambda: len(self._sessions.sessions))
+        metrics.watch(broker, arena, drives, lambda: len(self._sessions.sessions))
         self._add_services(server)
         await server.start()
         self._closers.append(lambda: server.stop(1.0))
@@ -164,6 +165,7 @@ class Daemon:
             slots=arena.slots,
             slot_bytes=arena.slot_bytes,
             direct=device.stats.direct,
+            drives=drives.described(),
         )
 
     def _add_services(self, server: grpc.aio.Server) -> None:
@@ -182,7 +184,7 @@ class Daemon:
             default_deadline=self._settings.deadline_seconds,
         )
         store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.stats, self.stop), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.stats, self.stop, self._drives), server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
@@ -222,14 +224,6 @@ class Daemon:
             if asyncio.iscoroutine(closed):
                 await closed
 
-    async def _close_device(self) -> None:
-        """Let the last reads return before their memory goes."""
-        self._device.close()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LAST_READS_SECONDS
-        while self._device.stats.in_flight and loop.time() < deadline:  # noqa: ASYNC110, the drive knows no asyncio
-            await asyncio.sleep(0.001)
-
     def stop(self, within: float | None = None) -> None:
         """Ask for a graceful stop, within `within` seconds or the configured bound."""
         if within is not None:
@@ -243,7 +237,7 @@ class Daemon:
             uptime_seconds=time.monotonic() - self._started,
             broker=self._broker,
             arena=self._arena,
-            device=self._device,
+            drives=self._drives,
             sessions=self._sessions.sessions.values(),
             attached=self._attacher.attached,
         )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from tierd.api import admin_pb2 as pb
 from tierd.arena.arena import Arena
 from tierd.broker import Broker
-from tierd.devices.device import Device
+from tierd.devices.device import DeviceStats
 from tierd.requests import Outcome
+from tierd.service.drives import DriveInfo, Drives
 from tierd.service.session import Session
 
-__all__ = ["statistics"]
+__all__ = ["drive_statistics", "statistics"]
 
 
 def statistics(
@@ -20,7 +21,7 @@ def statistics(
     uptime_seconds: float,
     broker: Broker,
     arena: Arena,
-    device: Device,
+    drives: Drives,
     sessions: Iterable[Session],
     attached: Callable[[int], bool],
 ) -> pb.GetStatsResponse:
@@ -43,20 +44,14 @@ def statistics(
         bytes=arena.slots * arena.slot_bytes,
         slot_bytes=arena.slot_bytes,
         slots=arena.slots,
-        slots_free=slots.free,
+        slots_free=slots.free - arena.spares_left,
         slots_filling=slots.filling,
         slots_ready=slots.ready,
         slots_granted=slots.granted,
         evictions=broker.stats.evictions,
         huge_page_bytes=arena.huge_page_bytes,
-    )
-    drive = pb.Drive(
-        name=device.name,
-        reads=device.stats.reads,
-        bytes=device.stats.bytes,
-        errors=device.stats.errors,
-        read_seconds=device.stats.read_seconds,
-        direct=device.stats.direct,
+        spare_slots=arena.spares,
+        slots_abandoned=slots.abandoned,
     )
     nodes = [
         pb.Session(
@@ -73,6 +68,40 @@ def statistics(
         uptime_seconds=uptime_seconds,
         requests=requests,
         arena=memory,
-        drives=[drive],
+        drives=[drive_statistics(drives, info) for info in drives.info.values()],
         sessions=nodes,
+    )
+
+
+def drive_statistics(drives: Drives, info: DriveInfo) -> pb.Drive:
+    """One drive: its counters, how it fares, what it holds."""
+    member = next((drive for drive in drives.replicas.drives if drive.name == info.name), None)
+    stats = member.device.stats if member is not None else DeviceStats(up=False)
+    state = "absent" if member is None else "leaving" if member.leaving else member.health.state.value
+    return pb.Drive(
+        name=info.name,
+        reads=stats.reads,
+        bytes=stats.bytes,
+        errors=stats.errors,
+        read_seconds=stats.read_seconds,
+        direct=stats.direct,
+        in_flight=stats.in_flight,
+        queue_seconds=stats.queue_seconds,
+        checksum_failures=stats.checksum_failures,
+        errors_by_kind=stats.errors_by,
+        retries=stats.retries,
+        stalls=stats.stalls,
+        failovers=stats.failovers,
+        hedges_won=stats.hedges_won,
+        hedges_lost=stats.hedges_lost,
+        up=stats.up,
+        state=state,
+        directory=str(info.directory),
+        shards=[path.name for path in info.paths if path is not None],
+        shards_total=len(info.paths),
+        left_out=info.left_out,
+        bandwidth=member.speed.bandwidth if member is not None else 0.0,
+        weight=info.weight,
+        threads=info.threads,
+        measured=info.probe.how,
     )

@@ -17,6 +17,8 @@ from tierd.store.manifest import MANIFEST_FILE, MAX_TEXT_BYTES, DenseTensorInfo,
 from tierd.store.reading import read_exact, read_small_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tierd.store.geometry import Geometry
     from tierd.store.records import RecordLayout
 
@@ -75,15 +77,22 @@ class ExpertStore:
         self._files = {file.name: file for file in manifest.files}
 
     @classmethod
-    def open(cls, path: Path | str) -> ExpertStore:
+    def open(cls, path: Path | str, also: Sequence[Path] = ()) -> ExpertStore:
         """Opens a store and checks everything that can be checked without reading the weights.
+
+        Args:
+            path: the directory with the manifest.
+            also: directories where expert shards lie that are not in `path`; the first one that has a shard counts.
 
         Raises:
             UsageError: the path is no store (or one of another format version).
             StoreDamaged: a file is missing, short, long or changed; the file is named.
         """
         store = cls.load(path)
-        for shard in (*store.manifest.shards, *store.manifest.dense_shards):
+        store.find_shards(also)
+        for own, shard in zip(store.shard_paths, store.manifest.shards, strict=True):
+            check_shard(own, shard)
+        for shard in store.manifest.dense_shards:
             check_shard(store.path / shard.file, shard)
         for file in store.manifest.files:
             _check_size(store.path / file.name, file.bytes)
@@ -136,6 +145,13 @@ class ExpertStore:
     def fingerprint(self) -> str:
         """64 hex digits over everything that decides a token."""
         return self.manifest.fingerprint
+
+    def find_shards(self, also: Sequence[Path]) -> None:
+        """Take expert shards that are not in the store's own directory from the first of these that has them."""
+        for number, own in enumerate(self._paths):
+            if not own.exists():
+                elsewhere = (directory / own.name for directory in also)
+                self._paths[number] = next((path for path in elsewhere if path.exists()), own)
 
     @property
     def shard_paths(self) -> list[Path]:
