@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from tierd.errors import DriveError, StoreDamaged
-from tierd.store.checksums import xxh3
+from tierd.store.checksums import RunningChecksum
 from tierd.store.manifest import Shard
 from tierd.store.reading import aligned_buffer, read_into
 from tierd.store.store import ExpertStore, check_shard
 
-__all__ = ["MISMATCH", "Piece", "Problem", "check_pieces", "shard_pieces"]
+__all__ = ["MISMATCH", "WINDOW_BYTES", "Piece", "Problem", "check_pieces", "piece_checksum", "shard_pieces"]
 
 MISMATCH: Final = "the checksum does not match"
 """The reason of a problem whose bytes could be read, but are wrong."""
+
+WINDOW_BYTES: Final = 16 << 20
+"""Bytes of a piece that are in memory at once: a dense tensor may be larger than that is wise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +112,30 @@ def check_pieces(path: Path, shard: Shard, pieces: list[Piece]) -> Iterator[tupl
     try:
         # What the drive holds is wanted, not what the page cache remembers.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        buffer = aligned_buffer(max((piece.nbytes for piece in pieces), default=0))
+        buffer = aligned_buffer(min(WINDOW_BYTES, max((piece.nbytes for piece in pieces), default=0)))
         for piece in pieces:
-            data = buffer[: piece.nbytes]
             problem = None
             try:
-                read_into(fd, data, piece.offset, path)
+                if piece_checksum(fd, piece, buffer, path) != piece.xxh3:
+                    problem = piece.problem(shard.file, MISMATCH)
             except DriveError as error:
                 problem = piece.problem(shard.file, error.message)
-            else:
-                if xxh3(data) != piece.xxh3:
-                    problem = piece.problem(shard.file, MISMATCH)
-            # Nobody reads these pages again; they must not push others out.
-            os.posix_fadvise(fd, piece.offset, piece.nbytes, os.POSIX_FADV_DONTNEED)
             yield piece, problem
     finally:
         os.close(fd)
+
+
+def piece_checksum(fd: int, piece: Piece, buffer: np.ndarray, path: Path) -> int:
+    """The xxh3-64 of what a file holds in place of a piece, read through `buffer` (uint8, any length above 0).
+
+    Raises:
+        DriveError: the read failed, or the file ends before that.
+    """
+    running = RunningChecksum()
+    for start in range(0, piece.nbytes, len(buffer)):
+        window = buffer[: min(len(buffer), piece.nbytes - start)]
+        read_into(fd, window, piece.offset + start, path)
+        running.update(window)
+        # Nobody reads these pages again; they must not push others out.
+        os.posix_fadvise(fd, piece.offset + start, len(window), os.POSIX_FADV_DONTNEED)
+    return running.value()

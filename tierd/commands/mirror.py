@@ -1,0 +1,202 @@
+"""`tierd mirror`: copies of a store on other drives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from tierd.commands.progress import ByteProgress
+from tierd.mirror.directory import check_directory, free_bytes, held_bytes
+from tierd.mirror.history import read_uses
+from tierd.mirror.pace import Pace
+from tierd.mirror.plan import FileKind, MirrorPlan, mirror_files, plan_mirror
+from tierd.mirror.stage import stage as stage_mirror
+from tierd.mirror.verify import MirrorReport, inspect_mirror
+from tierd.sizes import format_bytes, parse_bytes
+from tierd.store.pieces import Problem
+from tierd.store.store import ExpertStore
+from tierd.store.writing import PARTIAL_SUFFIX
+
+__all__ = ["register"]
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of a converted store.", show_default=False)]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Directory of the mirror, on another drive.", show_default=False)
+]
+Budget = Annotated[str | None, typer.Option(help="Bytes that the mirror may take, such as 100GB. Default: all.")]
+Reserve = Annotated[str, typer.Option(help="Bytes to leave free on the mirror's drive.")]
+History = Annotated[
+    Path | None,
+    typer.Option(help="Usage counts by flat expert number, .npy or JSON; the hottest shards come first."),
+]
+Rate = Annotated[str | None, typer.Option(help="Bytes per second at most, such as 200MB.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    mirror = typer.Typer(no_args_is_help=True, help="Plan, make and check copies of a store on other drives.")
+    mirror.command()(plan)
+    mirror.command()(stage)
+    mirror.command()(verify)
+    mirror.command()(status)
+    app.add_typer(mirror, name="mirror")
+
+
+def plan(
+    store: Store,
+    directory: Directory,
+    *,
+    budget: Budget = None,
+    reserve: Reserve = "1GB",
+    history: History = None,
+    as_json: Json = False,
+) -> None:
+    """Say which files a mirror would hold; nothing is written."""
+    opened = ExpertStore.open(store)
+    planned = _plan(opened, directory, budget, reserve, history)
+    if as_json:
+        print(json.dumps(_plan_table(opened, directory, planned), indent=1))
+        return
+    _tell_plan(planned, directory)
+    print(f"to do it: tierd mirror stage {store} {directory}" + (f" --budget {budget}" if budget else ""))
+
+
+def stage(
+    store: Store,
+    directory: Directory,
+    *,
+    budget: Budget = None,
+    reserve: Reserve = "1GB",
+    history: History = None,
+    rate: Rate = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the planned files, checking every record on the way; exit 0 if all are there and good.
+
+    It is safe to stop it: the same command goes on where it stopped. Nothing is written to the store, and nothing is
+    deleted; a bad file is replaced only in a directory that says it is a mirror of this store.
+    """
+    opened = ExpertStore.open(store)
+    planned = _plan(opened, directory, budget, reserve, history)
+    if not as_json:
+        _tell_plan(planned, directory)
+    with ByteProgress("safe to stop; run again to go on") as bar:
+        report = stage_mirror(
+            opened,
+            directory,
+            planned,
+            reserve=_reserved(reserve),
+            pace=Pace(None if rate is None else parse_bytes(rate, option="--rate")),
+            progress=bar.update,
+        )
+    if as_json:
+        print(json.dumps(report.to_table(), indent=1))
+    else:
+        _tell_problems(report.problems)
+        print(
+            f"{_verdict(report.problems)}: {len(report.copied)} files copied ({format_bytes(report.bytes_copied)}), "
+            f"{len(report.kept)} were there already"
+        )
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def verify(store: Store, directory: Directory, *, rate: Rate = None, as_json: Json = False) -> None:
+    """Read every byte of a mirror and compare it with the store's index; exit 0 if nothing is wrong.
+
+    A copy made by hand needs no receipt. `ready`: all expert shards are there and good. `partial`: some are.
+    """
+    opened = ExpertStore.load(store)
+    with ByteProgress() as bar:
+        pace = Pace(None if rate is None else parse_bytes(rate, option="--rate"))
+        report = inspect_mirror(opened, directory, read=True, pace=pace, progress=bar.update)
+    _tell_report(report, {}, as_json=as_json)
+
+
+def status(store: Store, directory: Directory, *, as_json: Json = False) -> None:
+    """Look at lengths and headers of a mirror's files, without reading the experts; exit 0 if nothing is wrong."""
+    report = inspect_mirror(ExpertStore.load(store), directory, read=False)
+    _tell_report(report, {"free_bytes": free_bytes(directory)}, as_json=as_json)
+
+
+def _plan(store: ExpertStore, directory: Path, budget: str | None, reserve: str, history: Path | None) -> MirrorPlan:
+    check_directory(store, directory)
+    uses: np.ndarray | None = None if history is None else read_uses(history, store.fingerprint)
+    files = mirror_files(store.manifest, store.index, uses)
+    room = free_bytes(directory) + held_bytes(directory, files, PARTIAL_SUFFIX)
+    return plan_mirror(
+        files,
+        budget=None if budget is None else parse_bytes(budget, option="--budget"),
+        room=max(0, room - _reserved(reserve)),
+    )
+
+
+def _reserved(reserve: str) -> int:
+    return 0 if reserve.strip() == "0" else parse_bytes(reserve, option="--reserve")
+
+
+def _plan_table(store: ExpertStore, directory: Path, planned: MirrorPlan) -> dict[str, Any]:
+    return {
+        "ok": True,
+        "problems": [],
+        "store": str(store.path),
+        "mirror": str(directory),
+        "fingerprint": store.fingerprint,
+        "files": [_file_row(file) for file in planned.files],
+        "left_out": [_file_row(file) for file in planned.left_out],
+        "partial": planned.partial,
+        "bytes": planned.nbytes,
+        "budget_bytes": planned.budget,
+        "room_bytes": planned.room,
+        "share_of_uses": planned.share_of_uses,
+    }
+
+
+def _file_row(file: Any) -> dict[str, Any]:
+    return {"file": file.name, "bytes": file.nbytes, "kind": file.kind.value, "uses": file.uses}
+
+
+def _tell_plan(planned: MirrorPlan, directory: Path) -> None:
+    shards = sum(file.kind is FileKind.EXPERTS for file in planned.files)
+    left = [file for file in planned.left_out if file.kind is FileKind.EXPERTS]
+    share = planned.share_of_uses
+    used = "" if share is None else f", {share:.0%} of the recorded uses"
+    print(f"{directory}: {shards} of {shards + len(left)} expert shards, {format_bytes(planned.nbytes)} in all{used}")
+    if planned.left_out:
+        bound = "the budget" if planned.budget is not None and planned.budget <= planned.room else "the drive's room"
+        missing = format_bytes(sum(file.nbytes for file in planned.left_out))
+        print(f"left out: {len(planned.left_out)} files, {missing}, beyond {bound}; they are read from the store alone")
+
+
+def _tell_report(report: MirrorReport, more: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.to_table() | more, indent=1))
+    else:
+        _tell_problems(report.problems)
+        for name in report.missing:
+            if all(problem.file != name for problem in report.problems):
+                print(f"  not here: {name}")
+        read = f", {format_bytes(report.bytes_read)} read" if report.read else ", not read"
+        free = f", {format_bytes(more['free_bytes'])} free" if "free_bytes" in more else ""
+        print(
+            f"{report.state}: {len(report.present)} of {report.shards} expert shards, "
+            f"{format_bytes(report.bytes_present)} in {report.mirror}{read}{free}"
+        )
+        if report.problems or report.unfinished:
+            print(f"  to mend it: tierd mirror stage {report.store} {report.mirror}")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _tell_problems(problems: list[Problem]) -> None:
+    for problem in problems:
+        print(f"! {problem}")
+
+
+def _verdict(problems: list[Problem]) -> str:
+    return "ok" if not problems else f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
