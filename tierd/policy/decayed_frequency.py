@@ -1,0 +1,78 @@
+"""Decayed frequency: the expert with the fewest uses per step leaves first, where old uses count ever less.
+
+The idea is that of LRFU (Lee et al., IEEE Transactions on Computers 50(12), 2001), with time counted in steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log2
+from typing import Final
+
+from tierd.errors import UsageError
+from tierd.policy.keep_heap import KeepHeap
+from tierd.policy.residents import ResidentPolicy
+
+__all__ = ["DEFAULT_HALF_LIFE", "DecayedFrequency"]
+
+DEFAULT_HALF_LIFE: Final = 64.0
+"""Steps in which a use loses half its weight: the best of 8 to 512 on the training trace (tests/bench/README.md)."""
+
+
+class DecayedFrequency(ResidentPolicy[None]):
+    """Keep-value: the sum over an expert's uses of 2^(-age / half-life), age in steps of all sessions.
+
+    Decay needs no work: with `now` the running number of the step, the sum times 2^(now / half-life) does not change
+    between uses, and orders experts in the same way. Its binary logarithm is what is stored, so that it never
+    overflows. Uses are remembered for all experts of the store, resident or not. In a prefill step an expert counts
+    one use however many tokens chose it, so a long prompt raises all experts alike and the decode working set stays.
+    """
+
+    name = "decayed-frequency"
+
+    def __init__(self, half_life: float = DEFAULT_HALF_LIFE) -> None:
+        super().__init__()
+        if not 0 < half_life <= 1e9:
+            raise UsageError(f"a half-life of {half_life:g} steps is outside 0 (exclusive) to 1e9")
+        self.half_life = half_life
+        self._now = 0.0  # steps begun, by all sessions, in half-lives
+        self._steps: dict[int, int] = {}
+        self._weights: dict[int, float] = {}  # expert -> log2 of its sum, as if all uses were moved to step 0
+        self._heap = KeepHeap()
+
+    @property
+    def moves(self) -> int:
+        """Work done so far, in entries of the heap that were moved."""
+        return self._heap.moves
+
+    def visit(self, session: int, step: int, layer: int, *, prefill: bool) -> None:
+        """Time goes on by one when a session begins another step."""
+        del layer, prefill
+        if self._steps.get(session) != step:
+            self._steps[session] = step
+            self._now += 1 / self.half_life
+
+    def ended(self, session: int) -> None:
+        """The session's step is forgotten; its uses are not."""
+        self._steps.pop(session, None)
+
+    def victim(self, evictable: Callable[[int], bool]) -> int | None:
+        """The expert of the lowest keep-value; among equals the one whose value was set the longest ago."""
+        return self._heap.lowest(evictable)
+
+    def _keep_value(self, expert: int) -> float:
+        return self._weights.get(expert, float("-inf"))
+
+    def _enter(self, expert: int) -> None:
+        self._heap.put(expert, self._keep_value(expert))
+
+    def _use(self, expert: int) -> None:
+        weight = self._weights.get(expert)
+        self._weights[expert] = (
+            self._now if weight is None else self._now + log2(1 + 2 ** max(weight - self._now, -1000.0))
+        )
+        self._heap.put(expert, self._keep_value(expert))
+
+    def _leave(self, expert: int, mark: None) -> None:
+        del mark
+        self._heap.drop(expert)
