@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,17 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from tierd.addresses import Address, default_socket, parse_address
+from tierd.client.daemon_mirrors import add_mirror, remove_mirror
 from tierd.commands.progress import ByteProgress
+from tierd.errors import UsageError
 from tierd.mirror.directory import check_directory, free_bytes, held_bytes
 from tierd.mirror.history import read_uses
 from tierd.mirror.pace import Pace
 from tierd.mirror.plan import FileKind, MirrorPlan, mirror_files, plan_mirror
 from tierd.mirror.stage import stage as stage_mirror
 from tierd.mirror.verify import MirrorReport, inspect_mirror
+from tierd.service.mirror_option import parse_mirror
 from tierd.sizes import format_bytes, parse_bytes
 from tierd.store.pieces import Problem
 from tierd.store.store import ExpertStore
@@ -33,6 +38,13 @@ History = Annotated[
     Path | None,
     typer.Option(help="Usage counts by flat expert number, .npy or JSON; the hottest shards come first."),
 ]
+Also = Annotated[
+    list[Path] | None, typer.Option(metavar="DIR", help="Where shards lie that STORE itself lacks. Repeat it for more.")
+]
+Daemon = Annotated[
+    str,
+    typer.Argument(metavar="DAEMON", help="unix:PATH, or the directory that a daemon serves.", show_default=False),
+]
 Rate = Annotated[str | None, typer.Option(help="Bytes per second at most, such as 200MB.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -44,6 +56,8 @@ def register(app: typer.Typer) -> None:
     mirror.command()(stage)
     mirror.command()(verify)
     mirror.command()(status)
+    mirror.command()(add)
+    mirror.command()(remove)
     app.add_typer(mirror, name="mirror")
 
 
@@ -54,10 +68,11 @@ def plan(
     budget: Budget = None,
     reserve: Reserve = "1GB",
     history: History = None,
+    also: Also = None,
     as_json: Json = False,
 ) -> None:
     """Say which files a mirror would hold; nothing is written."""
-    opened = ExpertStore.open(store)
+    opened = ExpertStore.open(store, also or ())
     planned = _plan(opened, directory, budget, reserve, history)
     if as_json:
         print(json.dumps(_plan_table(opened, directory, planned), indent=1))
@@ -73,6 +88,7 @@ def stage(
     budget: Budget = None,
     reserve: Reserve = "1GB",
     history: History = None,
+    also: Also = None,
     rate: Rate = None,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +97,7 @@ def stage(
     It is safe to stop it: the same command goes on where it stopped. Nothing is written to the store, and nothing is
     deleted; a bad file is replaced only in a directory that says it is a mirror of this store.
     """
-    opened = ExpertStore.open(store)
+    opened = ExpertStore.open(store, also or ())
     planned = _plan(opened, directory, budget, reserve, history)
     if not as_json:
         _tell_plan(planned, directory)
@@ -122,6 +138,50 @@ def status(store: Store, directory: Directory, *, as_json: Json = False) -> None
     """Look at lengths and headers of a mirror's files, without reading the experts; exit 0 if nothing is wrong."""
     report = inspect_mirror(ExpertStore.load(store), directory, read=False)
     _tell_report(report, {"free_bytes": free_bytes(directory)}, as_json=as_json)
+
+
+def add(
+    daemon: Daemon,
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR[=WEIGHT]", help="The mirror, and how much of its bandwidth to count on.")
+    ],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Let a running daemon read from a mirror, too, from now on."""
+    address, mirror = _unix(daemon), parse_mirror(directory)
+    drive = asyncio.run(add_mirror(address, mirror.directory, mirror.weight))
+    if as_json:
+        print(json.dumps({"ok": True, "problems": list(drive["left_out"]), "drive": drive}))
+        return
+    for problem in drive["left_out"]:
+        print(f"! {problem}")
+    speed = f", {format_bytes(drive['bandwidth'])}/s" if drive["bandwidth"] else ""
+    print(f"{drive['name']} {drive['directory']} · {len(drive['shards'])} of {drive['shards_total']} shards{speed}")
+
+
+def remove(
+    daemon: Daemon,
+    name: Annotated[str, typer.Argument(metavar="DIR", help="The mirror's directory, or its name in `tierd stats`.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Let a running daemon read from a mirror no longer; returns when its last read has ended."""
+    address = _unix(daemon)
+    given = Path(name).expanduser().absolute()
+    removed = asyncio.run(remove_mirror(address, str(given) if given.is_dir() else name))
+    print(json.dumps({"ok": True, "problems": [], "name": removed}) if as_json else f"{removed} is no longer read from")
+
+
+def _unix(daemon: str) -> Address:
+    directory = Path(daemon)
+    address = default_socket(directory) if directory.is_dir() else parse_address(daemon, option="DAEMON")
+    if address.path is None:
+        raise UsageError(
+            f"DAEMON: mirrors are added and removed over a Unix socket only, not at {address}",
+            hint="Run this on the daemon's host with unix:PATH.",
+        )
+    return address
 
 
 def _plan(store: ExpertStore, directory: Path, budget: str | None, reserve: str, history: Path | None) -> MirrorPlan:

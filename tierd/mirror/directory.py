@@ -14,7 +14,7 @@ from tierd.mirror.receipt import Receipt, read_receipt
 from tierd.store.manifest import MANIFEST_FILE, read_manifest
 from tierd.store.store import ExpertStore
 
-__all__ = ["belongs", "check_directory", "free_bytes", "held_bytes", "is_same_file", "locked"]
+__all__ = ["belongs", "check_directory", "free_bytes", "held_bytes", "is_same_file", "locked", "original"]
 
 
 def check_directory(store: ExpertStore, directory: Path) -> Receipt | None:
@@ -70,6 +70,11 @@ def held_bytes(directory: Path, files: list[MirrorFile], suffix: str) -> int:
                 status = (directory / name).lstat()
                 total += min(status.st_blocks * 512, status.st_size)
     return total
+
+
+def original(store: ExpertStore, name: str) -> Path:
+    """Where the store has a file of that name; an expert shard may lie in another directory than the rest."""
+    return next((path for path in store.shard_paths if path.name == name), store.path / name)
 
 
 def is_same_file(path: Path, original: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tierd.errors import DriveError, LimitExceeded, StoreDamaged
 from tierd.mirror.copy import copy_shard, write_failed
-from tierd.mirror.directory import belongs, check_directory, free_bytes, is_same_file, locked
+from tierd.mirror.directory import belongs, check_directory, free_bytes, is_same_file, locked, original
 from tierd.mirror.plan import FileKind, MirrorFile, MirrorPlan
 from tierd.mirror.receipt import Receipt
 from tierd.sizes import format_bytes
@@ -141,7 +141,7 @@ class _Staging:
         if file.kind is FileKind.TEXT:
             return self._bring_text(file.name, path)
         shard = self._shards[file.name]
-        if path.exists() and not is_same_file(path, self._store.path / file.name):
+        if path.exists() and not is_same_file(path, original(self._store, file.name)):
             wrong = None if self._receipt.vouches_for(path) else self._check(shard, path)
             if wrong is None:
                 self.report.kept.append(file.name)
@@ -153,7 +153,7 @@ class _Staging:
 
     def _copy(self, shard: Shard, path: Path) -> Problem | None:
         self._check_room(path, shard)
-        source, begin = self._store.path / shard.file, self._done
+        source, begin = original(self._store, shard.file), self._done
         self._progress(begin, self._plan.nbytes, shard.file)
 
         def moved(nbytes: int) -> None:

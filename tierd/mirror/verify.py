@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.errors import DriveError, StoreDamaged, UsageError
-from tierd.mirror.directory import check_directory, is_same_file
+from tierd.mirror.directory import check_directory, is_same_file, original
 from tierd.mirror.receipt import RECEIPT_FILE, STAGING_FILE, Receipt
 from tierd.store.checksums import sha256
 from tierd.store.manifest import INDEX_FILE, MANIFEST_FILE, MAX_MANIFEST_BYTES, Shard
@@ -139,7 +139,7 @@ def inspect_mirror(
             progress(before + end, total, file)
 
         problems = _look(store, shard, path, report, pace, moved) if read else _glance(shard, path)
-        if is_same_file(path, store.path / shard.file):
+        if is_same_file(path, original(store, shard.file)):
             problems.append(Problem(shard.file, f"{path} is the store's own file, not a copy"))
         report.problems += problems
         if experts and not problems:
