@@ -430,3 +430,14 @@ def test_counters_are_summed_over_the_drives():
     assert total.reads == 8
     assert total.errors == 1
     assert total.up
+
+
+def test_a_hanging_read_that_returns_while_closing_is_not_tried_again():
+    world = World("a", a=lambda _read, _number: Hang())
+    world.submit(1)
+    world.clock.advance(0.1)
+    world.set.close()
+    world.devices["a"].end(world.devices["a"].hung.pop(), io_error(errno.ETIMEDOUT))
+    assert isinstance(world.results[1], DriveError)
+    assert not world.clock.waiting
+    world.at_rest()

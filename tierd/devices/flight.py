@@ -33,6 +33,7 @@ class Fleet(Protocol):
 
     clock: Clock
     budget: HedgeBudget
+    closing: bool
 
     def pick(self, read: RecordRead, tried: Collection[str], *, sound: bool = False) -> Drive | None:
         """The best drive for the record among those not tried; with `sound`, only one that nothing speaks against."""
@@ -182,7 +183,7 @@ class Flight:
             self._launch(drive)
         elif any(not attempt.stalled for attempt in self._running.values()) or self._retry_timer is not None:
             return
-        elif self._retries < MAX_RETRIES and self._may_pass():
+        elif self._retries < MAX_RETRIES and self._may_pass() and not self._fleet.closing:
             self._retry_timer = self._fleet.clock.call_later(retry_delay(self._retries), self._retry)
             self._retries += 1
         elif not self._running:

@@ -30,6 +30,8 @@ DEFAULT_DEPTH: Final = 4
 
 _DEPTHS: Final = (1, 2, 4, 8)
 _SECONDS: Final = 0.2
+_MAX_IN_FLIGHT_BYTES: Final = 64 << 20
+"""Records of many megabytes keep a drive busy by themselves; each one in flight costs a slot if the drive hangs."""
 _PATIENCE: Final = 1.0
 """Seconds for reads in flight at the end; a drive that needs longer is served without figures."""
 _GOOD_ENOUGH: Final = 0.95
@@ -70,12 +72,11 @@ def probe_drive(
         seconds: bound on the time.
     """
     nbytes = max(min(record_bytes, _MAX_READ_BYTES) // BLOCK_BYTES * BLOCK_BYTES, BLOCK_BYTES)
-    path = max(paths, key=lambda p: p.stat().st_size)
-    size = path.stat().st_size
     try:
+        size, path = max((path.stat().st_size, path) for path in paths)
         file = ShardFile("probe", path, direct=True)
-    except DriveError as error:
-        return DriveProbe(None, DEFAULT_DEPTH, f"not measured: {error.message}")
+    except (OSError, DriveError) as error:
+        return DriveProbe(None, DEFAULT_DEPTH, f"not measured: {error}")
     if not file.direct or size < _MIN_FILE_BYTES:
         why = "the files are too small to measure" if file.direct else "cached reads, not trusted"
         file.close()
@@ -83,6 +84,8 @@ def probe_drive(
     found = _Measurement(file, nbytes, size // nbytes, wrapper or Chain()).run(seconds)
     if not found:
         return DriveProbe(None, DEFAULT_DEPTH, "not measured: the drive did not answer in time")
+    most = max(_MIN_DEPTH, _MAX_IN_FLIGHT_BYTES // record_bytes)
+    found = {depth: bandwidth for depth, bandwidth in found.items() if depth <= most}
     best = max(found.values())
     depth = next(depth for depth, bandwidth in found.items() if bandwidth >= _GOOD_ENOUGH * best)
     depth = max(depth, _MIN_DEPTH)

@@ -43,6 +43,7 @@ class ReplicaSet:
         name: as given.
         clock: as given.
         budget: of hedges.
+        closing: nothing new begins.
     """
 
     def __init__(self, clock: Clock, drives: Sequence[Drive], *, name: str = "drives") -> None:
@@ -53,7 +54,7 @@ class ReplicaSet:
         self._prober = Prober(clock)
         self._flights: dict[int, Flight] = {}
         self._by_slot: dict[int, Flight] = {}
-        self._closing = False
+        self.closing = False
         for drive in drives:
             self.add(drive)
 
@@ -124,7 +125,7 @@ class ReplicaSet:
         for drive in self._drives.values():
             if (drive.probe_read is None or drive.is_bad(drive.probe_read)) and drive.holds(read):
                 drive.probe_read = read
-        if self._closing or not any(drive.holds(read) for drive in self._drives.values()):
+        if self.closing or not any(drive.holds(read) for drive in self._drives.values()):
             self.clock.call_later(0.0, partial(done, self._nowhere(read), slot))
             return
         flight = Flight(self, read, slot, memory, done)
@@ -138,7 +139,7 @@ class ReplicaSet:
 
     def end(self) -> None:
         """No new attempts: what runs ends by itself, or with the members' `close`."""
-        self._closing = True
+        self.closing = True
         self._prober.close()
         for flight in list(self._flights.values()):
             flight.give_up()
@@ -151,7 +152,7 @@ class ReplicaSet:
 
     def _nowhere(self, read: RecordRead) -> DriveError:
         subject = f"layer {read.layer}, expert {read.index}"
-        if self._closing:
+        if self.closing:
             return DriveError(f"{subject}: the drives are closed", errno=errno.ECANCELED)
         return DriveError(
             f"{subject}: no drive holds shard {read.shard}",
@@ -165,7 +166,7 @@ class ReplicaSet:
 
     def pick(self, read: RecordRead, tried: Collection[str], *, sound: bool = False) -> Drive | None:
         """The best drive for the record among those not tried; with `sound`, only one that nothing speaks against."""
-        if self._closing:
+        if self.closing:
             return None
         holders = [d for d in self._drives.values() if d.holds(read) and d.name not in tried]
         best = [d for d in holders if d.health.usable and not d.is_bad(read)]
@@ -176,7 +177,7 @@ class ReplicaSet:
 
     def pick_again(self, names: Collection[str]) -> Drive | None:
         """The best of these drives, if any is still there."""
-        if self._closing:
+        if self.closing:
             return None
         there = [d for d in self._drives.values() if d.name in names and not d.leaving]
         return self._fastest(0, 0, [d for d in there if d.health.usable] or there)

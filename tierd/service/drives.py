@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import structlog
@@ -89,7 +90,6 @@ class Drives:
         self._store = store
         self._threads = settings.drive_threads
         self._cache = cache if cache is not None else ProbeCache()
-        self._added = 0
         self._set: ReplicaSet | None = None
         self._retiring: dict[str, asyncio.Task[None]] = {}
         own = [path if path.parent == store.path else None for path in store.shard_paths]
@@ -112,8 +112,9 @@ class Drives:
     @property
     def spares(self) -> int:
         """Slots that the arena needs on top: all that hanging drives may hold while one still works, and a probe's."""
-        deepest = max(info.threads for info in self.info.values())
-        return max(deepest * max(1, len(self.info) - 1), len(self.info)) + 1
+        used = [info for info in self.info.values() if info.shards]
+        deepest = max(info.threads for info in used)
+        return max(deepest * max(1, len(used) - 1), len(used)) + 1
 
     async def measure(self) -> None:
         """Find bandwidth and depth of every drive, all at once, from memory where nothing has changed."""
@@ -165,8 +166,9 @@ class Drives:
         """
         if not directory.is_absolute():
             raise UsageError(f"{directory}: give the whole path", hint="The daemon's working directory is another one.")
-        if any(info.directory == directory for info in self.info.values()):
-            raise UsageError(f"{directory} is in use already")
+        known = next((info for info in self.info.values() if info.directory == directory), None)
+        if known is not None and known.shards:
+            raise UsageError(f"{directory} is in use already, as {known.name}")
         mirror = parse_mirror(f"{directory}={weight!r}")
         info = await asyncio.to_thread(self._admit, self._next_name(), mirror)
         if not info.shards:
@@ -174,6 +176,8 @@ class Drives:
             raise UsageError(f"{directory} holds no copy of a shard of {self._store.path}: {reasons}")
         await asyncio.to_thread(self._measure, info)
         drive = await asyncio.to_thread(self._open, info, asyncio.get_running_loop())
+        if known is not None:
+            self.info.pop(known.name, None)
         self._know(info)
         self.replicas.add(drive)
         _log.info("mirror added", drive=info.name, directory=str(directory), shards=len(info.shards))
@@ -194,6 +198,9 @@ class Drives:
             raise UsageError(
                 f"there is no mirror {name}", hint=f"The drives are {', '.join(self.info)}; {PRIMARY} stays."
             )
+        if not info.shards:
+            del self.info[info.name]
+            return info
         if info.name not in self._retiring:
             drive = self.replicas.leave(info.name)
             self._retiring[info.name] = asyncio.ensure_future(self._retire(drive))
@@ -219,8 +226,7 @@ class Drives:
     # Single drives.
 
     def _next_name(self) -> str:
-        self._added += 1
-        return f"mirror{self._added}"
+        return next(name for n in count(1) if (name := f"mirror{n}") not in self.info)
 
     def _know(self, info: DriveInfo) -> None:
         for problem in info.left_out:
