@@ -239,7 +239,7 @@ def node(folder):
     started = []
 
     def start(store, *options, **named):
-        one = Node(getattr(store, "name", store), *options, folder=folder, **named)
+        one = Node(store.name if isinstance(store, Daemon) else store, *options, folder=folder, **named)
         started.append(one)
         return one
 

@@ -1,0 +1,113 @@
+"""Nodes that die, stall or are interrupted in the middle of an answer, and what is left of them: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from daemons import eventually
+from sessions import RawSession
+
+from tierd.client.arena_source import ArenaSource
+from tierd.client.source import Phase
+from tierd.store.store import ExpertStore
+
+
+def alive_sessions(daemon):
+    return {s["name"]: s for s in daemon.stats()["sessions"]}
+
+
+def test_a_killed_node_is_forgotten_within_a_second_and_the_other_goes_on(serve, node, embedded_store, reference):
+    daemon = serve(embedded_store, "--arena", "10%")
+    victim, other = node(daemon, tokens=4000), node(daemon, tokens=128)
+    victim.answering()
+    other.answering()
+    assert len(daemon.stats()["sessions"]) == daemon.session_blocks() == 2
+    victim.process.kill()
+    eventually(lambda: len(daemon.stats()["sessions"]) == 1 and daemon.session_blocks() == 1, seconds=1.0)
+    assert other.finish()["token_ids"] == reference["token_ids"]
+    eventually(lambda: daemon.session_blocks() == 0)
+    counted = daemon.stats()
+    asked = counted["requests"]
+    assert counted["arena"]["slots_granted"] == asked["pending"] == 0
+    answered = sum(asked[name] for name in ("hits", "misses", "joined", "cancelled", "failed"))
+    assert asked["requests"] == answered
+
+
+def test_a_killed_holder_of_the_whole_arena_makes_room_for_those_who_wait(serve, embedded_store, folder):
+    """The holder never releases: only its death can."""
+    geometry = ExpertStore.open(embedded_store).geometry
+    daemon = serve(embedded_store, "--arena", 2 * geometry.slot_bytes)
+    pid = os.fork()
+    if pid == 0:
+        # A child that holds grants until it is killed; exec keeps it apart from this process's gRPC.
+        code = (
+            "import sys, time; sys.path.insert(0, sys.argv[2])\n"
+            "from pathlib import Path\n"
+            "from tierd.addresses import parse_address\n"
+            "from sessions import RawSession\n"
+            "s = RawSession(parse_address(sys.argv[1], option='address'))\n"
+            "s.hello(name='holder'); s.acquire(0, [0, 1]); s.answers(2)\n"
+            "Path(sys.argv[3]).touch(); time.sleep(600)\n"
+        )
+        import sys  # noqa: PLC0415
+
+        tests = str(Path(__file__).parents[1])
+        os.execv(sys.executable, [sys.executable, "-c", code, daemon.name, tests, str(folder / "holds")])
+    try:
+        eventually((folder / "holds").exists, seconds=30)
+        waiter = RawSession(daemon.address)
+        waiter.hello(name="waiter")
+        waiter.acquire(1, [0, 1])
+        eventually(lambda: daemon.stats()["requests"]["pending"] == 2)
+        assert alive_sessions(daemon)["holder"]["grants"] == 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    ready, failed = waiter.answers(2, seconds=1.0)
+    assert set(ready) == {0, 1}
+    assert not failed
+    waiter.close()
+
+
+def test_an_interrupted_node_ends_within_a_second_and_leaves_nothing(serve, node, embedded_store):
+    daemon = serve(embedded_store, "--arena", "10%")
+    one = node(daemon, tokens=4000).answering()
+    begun = time.monotonic()
+    one.process.send_signal(signal.SIGINT)
+    code = one.process.wait(10)
+    took = time.monotonic() - begun
+    assert code == 130
+    assert took < 1.0
+    assert "Traceback" not in one.words
+    eventually(lambda: not daemon.stats()["sessions"] and daemon.session_blocks() == 0, seconds=1.0)
+    assert daemon.stats()["arena"]["slots_granted"] == 0
+
+
+def test_a_node_paused_beyond_keepalive_loses_its_grants_and_wakes_to_the_right_tokens(
+    serve, node, embedded_store, reference
+):
+    daemon = serve(embedded_store, "--arena", "10%", "--keepalive-seconds", "0.6")
+    paused = node(daemon, tokens=128).answering(8)
+    paused.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: not daemon.stats()["sessions"], seconds=5)
+    assert daemon.stats()["arena"]["slots_granted"] == 0
+    # Only the end of the process may free the block: it may wake and write to it.
+    assert daemon.session_blocks() == 1
+    # Meanwhile another one turns over the whole arena.
+    store = ExpertStore.open(embedded_store)
+    churn = ArenaSource(daemon.address, store, name="churn", numerics="exact", kernel_path="none")
+    for layer in range(8):
+        churn.visit(layer, range(32), lambda *_: None, step=layer, phase=Phase.DECODE)
+    churn.close()
+    paused.process.send_signal(signal.SIGCONT)
+    done = paused.finish()
+    assert done["token_ids"] == reference["token_ids"]
+    assert "went away" in paused.words
+    assert "is back" in paused.words
+    asked = daemon.stats()["requests"]
+    assert asked["requests"] == done["unique_experts"] + 256
+    assert asked["repeated"] == done["repeated"]
+    eventually(lambda: daemon.session_blocks() == 0)

@@ -1,0 +1,63 @@
+"""A tier changes how fast an expert arrives, never a token: real daemons at every size of arena, and real nodes."""
+
+from __future__ import annotations
+
+import pytest
+from daemons import PROMPT, eventually
+
+from compute_node.commands.opening import open_store
+from compute_node.commands.options import generation_params, load_settings
+from tierd.store.store import ExpertStore
+
+SETTINGS = load_settings(None, max_tokens=128, seed=0)
+
+
+def answer(daemon, max_tokens, prompt=PROMPT):
+    """The tokens and the node's own count of one answer, computed in this process."""
+    settings = SETTINGS.model_copy(update={"max_tokens": max_tokens})
+    params = generation_params(settings, stop=[], ignore_eos=True)
+    with open_store(daemon.name, settings, name="test") as opened:
+        assert opened.tokenizer is not None
+        *_, last = opened.generator.generate(opened.tokenizer.encode(prompt), params)
+        return list(last.token_ids), last.experts_chosen, opened.source.stats
+
+
+@pytest.mark.parametrize("arena", ["2 slots", "10%", "25%", "100%"])
+def test_the_tokens_are_those_of_a_node_without_a_daemon(serve, embedded_store, reference, arena):
+    geometry = ExpertStore.open(embedded_store).geometry
+    slots = {"2 slots": 2, "10%": 25, "25%": 64, "100%": 256}[arena]
+    daemon = serve(embedded_store, "--arena", 2 * geometry.slot_bytes if arena == "2 slots" else arena)
+    tokens = 24 if arena == "2 slots" else 64
+    token_ids, chosen, stats = answer(daemon, tokens)
+    assert token_ids == reference["token_ids"][:tokens]
+    counted = eventually(lambda: (s := daemon.stats())["sessions"] == [] and s)
+    asked, drive = counted["requests"], counted["drives"][0]
+    assert asked["requests"] == chosen == stats.requested
+    assert asked["requests"] == asked["hits"] + asked["misses"] + asked["joined"]
+    assert (asked["hits"], asked["misses"]) == (stats.outcomes["hit"], stats.outcomes["miss"])
+    assert drive["reads"] == asked["misses"]
+    assert drive["bytes"] == asked["misses"] * geometry.slot_bytes
+    assert counted["arena"]["slots"] == slots
+    if arena == "100%":
+        assert asked["misses"] <= geometry.experts_total
+        assert counted["arena"]["evictions"] == 0
+    else:
+        assert counted["arena"]["evictions"] > 0
+
+
+def test_two_nodes_at_once_get_the_tokens_they_get_alone(serve, node, embedded_store, reference):
+    daemon = serve(embedded_store, "--arena", "100%")
+    other_prompt = "And God said unto"
+    nodes = [node(daemon, tokens=64), node(daemon, tokens=64, prompt=other_prompt)]
+    first, second = [one.finish() for one in nodes]
+    counted = daemon.stats()
+    alone, _, stats = answer(daemon, 64, other_prompt)
+    assert first["token_ids"] == reference["token_ids"][:64]
+    assert second["token_ids"] == alone
+    asked = counted["requests"]
+    assert asked["requests"] == first["unique_experts"] + second["unique_experts"]
+    assert asked["requests"] == asked["hits"] + asked["misses"] + asked["joined"]
+    # Each expert was read once, though both wanted most of them while they were cold.
+    assert counted["drives"][0]["reads"] == asked["misses"] <= 256
+    assert counted["arena"]["evictions"] == 0
+    assert stats.outcomes["miss"] == 0

@@ -1,0 +1,83 @@
+"""`tierd demo --json`, the contract for machines: one object whose figures add up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from compute_node.kernels.cache import cache_root
+from tierd.demonstration import embedded_store
+
+FIGURES = {
+    "token_ids", "tokens_per_second", "time_to_first_token_seconds", "requests", "hits", "misses", "joined",
+    "cancelled", "failed", "node_unique_experts", "bytes_read", "arena_bytes", "wait_seconds", "compute_seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """The object that the demonstration prints, and its cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    # The compiled kernels may stay where they are; the model must be converted here.
+    cache_root().mkdir(parents=True, exist_ok=True)
+    (cache / "tierd").mkdir()
+    (cache / "tierd" / "kernels").symlink_to(cache_root())
+    run = subprocess.run(
+        [sys.executable, "-m", "tierd", "demo", "--json", "--arena", "25%", "--tokens", "24"],
+        capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout), cache
+
+
+def test_both_runs_add_up(shown):
+    content, _ = shown
+    assert set(content) >= FIGURES | {
+        "text",
+        "experts_bytes",
+        "fingerprint",
+        "direct",
+        "identical",
+        "everything_in_ram",
+    }
+    full = content["everything_in_ram"]
+    assert set(full) >= FIGURES
+    record_bytes = content["experts_bytes"] // 256
+    for figures in (content, full):
+        answered = sum(figures[name] for name in ("hits", "misses", "joined", "cancelled", "failed"))
+        assert figures["requests"] == answered == figures["node_unique_experts"]
+        assert figures["failed"] == figures["cancelled"] == 0
+        assert figures["bytes_read"] == figures["misses"] * record_bytes
+        assert figures["tokens_per_second"] > 0
+        assert figures["time_to_first_token_seconds"] > 0
+    assert content["arena_bytes"] == content["experts_bytes"] // 4
+    assert full["arena_bytes"] == content["experts_bytes"]
+    assert full["misses"] < content["misses"]
+
+
+def test_a_quarter_and_all_of_the_arena_say_the_same(shown):
+    content, _ = shown
+    assert len(content["token_ids"]) == 24
+    assert content["token_ids"] == content["everything_in_ram"]["token_ids"]
+    assert content["identical"] is True
+    assert content["text"].strip()
+
+
+def test_the_converted_model_is_kept_and_a_damaged_one_converted_again(shown, monkeypatch):
+    _, cache = shown
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    lines = []
+    kept = embedded_store(lines.append)
+    assert lines == []
+    shard = kept.path / kept.manifest.shards[0].file
+    os.truncate(shard, 100)
+    again = embedded_store(lines.append)
+    assert "damaged" in lines[0]
+    assert again.path == kept.path
+    assert again.fingerprint == kept.fingerprint
+    assert shard.stat().st_size > 1 << 20
