@@ -12,19 +12,21 @@ How a request goes:
    already cost nothing, the others need a free slot or one that nobody is granted.
 3. Residents are granted at once (hits). For the rest the broker joins a running read, or evicts and starts one.
 4. As reads land, their experts are published, granted to every session that waits for them, and answered.
+
+Residents that a session reads without asking are counted by the session, in memory that it shares; see `UnaskedUses`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
-from tierd.clock import Clock, Timer
+from tierd.broker_records import Acquire, Reading, Resident, Session
+from tierd.clock import Clock
 from tierd.devices.device import Device
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
-from tierd.interfaces import Catalogue, ResidentMemory
+from tierd.interfaces import Catalogue, ResidentMemory, SessionMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.requests import (
     AcquireRequest,
@@ -32,46 +34,14 @@ from tierd.requests import (
     Granted,
     Listener,
     Outcome,
+    Phase,
     PhaseCounts,
     Reason,
     Refused,
 )
+from tierd.unasked import NoSessionMemory, UnaskedUses
 
 __all__ = ["Broker"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Resident:
-    slot: int
-    word: int
-
-
-@dataclass(slots=True, eq=False)
-class _Reading:
-    waiters: list[_Acquire] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Acquire:
-    """A request in the queue, or admitted and not yet released."""
-
-    session: _Session
-    request: AcquireRequest
-    wanted: dict[int, int]  # flat number -> the layer's expert number, in the router's order
-    asked_at: float
-    counts: PhaseCounts
-    pending: dict[int, Outcome] = field(default_factory=dict)  # admitted, not yet readable
-    granted: list[_Resident] = field(default_factory=list)
-    queued: bool = True
-    timer: Timer | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    id: int
-    listener: Listener
-    acquire: _Acquire | None = None
-    requests: int = 0
 
 
 class Broker:
@@ -86,13 +56,14 @@ class Broker:
         device: Device,
         clock: Clock,
         max_experts_per_acquire: int,
+        sessions: SessionMemory | None = None,
         on_wait: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None,
     ) -> None:
         if not 1 <= max_experts_per_acquire <= memory.slots:
             raise LimitExceeded(
                 f"an acquire may name 1 to {memory.slots} experts (the arena's slots), not {max_experts_per_acquire}"
             )
-        self.stats = BrokerStats()
+        self._stats = BrokerStats()
         self.max_experts_per_acquire = max_experts_per_acquire
         self._catalogue = catalogue
         self._memory = memory
@@ -100,10 +71,13 @@ class Broker:
         self._device = device
         self._clock = clock
         self._on_wait = on_wait
-        self._sessions: dict[int, _Session] = {}
-        self._resident: dict[int, _Resident] = {}
-        self._reading: dict[int, _Reading] = {}
-        self._queue: deque[_Acquire] = deque()
+        self._unasked = UnaskedUses(
+            sessions or NoSessionMemory(), self._stats, policy, lambda flat: catalogue.record(flat).layer
+        )
+        self._sessions: dict[int, Session] = {}
+        self._resident: dict[int, Resident] = {}
+        self._reading: dict[int, Reading] = {}
+        self._queue: deque[Acquire] = deque()
 
     def __repr__(self) -> str:
         return (
@@ -117,13 +91,16 @@ class Broker:
         """A session begins; its answers go to `listener`."""
         if session_id in self._sessions:
             raise LimitExceeded(f"session {session_id} is open already")
-        self._sessions[session_id] = _Session(session_id, listener)
+        self._sessions[session_id] = Session(session_id, listener)
+        self._unasked.begin(session_id)
 
     def close_session(self, session_id: int) -> None:
         """A session ends: its grants and its place in the queue end with it. Harmless when it has ended."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._end_acquire(session, "the session ended", tell=False)
+            self._unasked.end(session_id)
+            self._policy.ended(session_id)
             self._admit()
 
     def acquire(self, session_id: int, request: AcquireRequest) -> None:
@@ -132,13 +109,16 @@ class Broker:
         Raises:
             LimitExceeded: no experts, too many, one twice, or one that the store does not have. Nothing was counted.
         """
-        wanted = self._checked(request)
+        wanted, used = self._checked(request)
         session = self._sessions[session_id]
         self._end_acquire(session, "the session asked for something else", tell=True)
-        acquire = _Acquire(session, request, wanted, self._clock.time(), self._counts(request))
+        self._unasked.tell(self._known)
+        self._unasked.told(session_id, used)
+        session.step = max(session.step, request.step)
+        acquire = Acquire(session, request, wanted, self._clock.time(), self._counts(request), used)
         acquire.counts.requests += len(wanted)
         if request.repeated:
-            self.stats.repeated += len(wanted)
+            self._stats.repeated += len(wanted)
         session.acquire = acquire
         session.requests += len(wanted)
         acquire.timer = self._clock.call_later(request.deadline, lambda: self._expire(acquire))
@@ -162,9 +142,15 @@ class Broker:
     def hint(self, layer: int, experts: Sequence[int]) -> None:
         """Hints cost nothing and change nothing: this broker reads on demand only, and counts what it dropped."""
         del layer
-        self.stats.hints_dropped += len(experts)
+        self._stats.hints_dropped += len(experts)
 
     # What operators ask.
+
+    @property
+    def stats(self) -> BrokerStats:
+        """The counts as they are now, with what sessions counted themselves."""
+        self._unasked.count()
+        return self._stats
 
     def pending(self) -> int:
         """Wanted experts not yet answered, repeated ones left out: counted from the live state, not from the sums."""
@@ -182,7 +168,7 @@ class Broker:
     def requests(self, session_id: int) -> int:
         """Experts that the session has asked for since it began, repeated ones included."""
         session = self._sessions.get(session_id)
-        return session.requests if session is not None else 0
+        return session.requests + self._unasked.of(session_id) if session is not None else 0
 
     def session_ids(self) -> list[int]:
         """Open sessions."""
@@ -208,7 +194,7 @@ class Broker:
         while self._queue and self._fits(self._queue[0]):
             self._start(self._queue.popleft())
 
-    def _fits(self, acquire: _Acquire) -> bool:
+    def _fits(self, acquire: Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
         held = self._memory.granted + len(self._reading)
         new = sum(
@@ -216,11 +202,12 @@ class Broker:
             for flat in acquire.wanted
             if flat not in self._reading
             and not ((r := self._resident.get(flat)) is not None and self._memory.grants(r.slot))
-        )
+        ) + sum(map(self._evictable, acquire.used))
         return held + new <= self._memory.slots
 
-    def _start(self, acquire: _Acquire) -> None:
+    def _start(self, acquire: Acquire) -> None:
         acquire.queued = False
+        self._begin(acquire)
         hits = []
         for flat, expert in acquire.wanted.items():
             resident = self._resident.get(flat)
@@ -243,12 +230,24 @@ class Broker:
             self._policy.inserted(flat)
             self._policy.used(flat)
             self._memory.fill(slot, flat)
-            self._reading[flat] = _Reading([acquire])
+            self._reading[flat] = Reading([acquire])
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
         for flat, slot in zip(starting, slots, strict=True):
             self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
         self._settle(acquire)
+
+    def _begin(self, acquire: Acquire) -> None:
+        """Tell the policy who asks, and keep what the session uses without asking where it is."""
+        session, request = acquire.session, acquire.request
+        self._policy.visit(session.id, session.step, request.layer, prefill=request.phase is Phase.PREFILL)
+        if (expectation := self._unasked.expectation(session.id)) is not None:
+            self._policy.expected(session.id, expectation)
+        for flat in acquire.used:
+            if (resident := self._resident.get(flat)) is not None:
+                self._policy.used(flat)
+                self._memory.grant(resident.slot)
+                acquire.granted.append(resident)
 
     def _make_room(self, count: int) -> list[int]:
         """`count` free slots: unused ones first, then those of the policy's victims, behind one fence."""
@@ -264,10 +263,13 @@ class Broker:
                 raise AssertionError(f"admission promised room that is not there: {self!r}")
             self._policy.removed(victim)
             victims.append(self._resident.pop(victim).slot)
-            self.stats.evictions += 1
+            self._stats.evictions += 1
         if victims:
             self._memory.unpublish(victims)
         return slots + victims
+
+    def _known(self, flat: int) -> bool:
+        return flat in self._resident or flat in self._reading
 
     def _evictable(self, flat: int) -> bool:
         resident = self._resident.get(flat)
@@ -285,7 +287,7 @@ class Broker:
             for acquire in reading.waiters:
                 self._refuse(acquire, [flat], reason, str(error), tell=True)
         else:
-            resident = _Resident(slot, self._memory.publish(slot))
+            resident = Resident(slot, self._memory.publish(slot))
             self._resident[flat] = resident
             for acquire in reading.waiters:
                 granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))
@@ -295,11 +297,11 @@ class Broker:
 
     # Grants and answers.
 
-    def _grant(self, acquire: _Acquire, resident: _Resident, expert: int, outcome: Outcome) -> Granted:
+    def _grant(self, acquire: Acquire, resident: Resident, expert: int, outcome: Outcome) -> Granted:
         self._memory.grant(resident.slot)
         acquire.granted.append(resident)
         waited = self._clock.time() - acquire.asked_at
-        self.stats.wait_seconds[outcome] += waited
+        self._stats.wait_seconds[outcome] += waited
         self._on_wait(outcome, waited)
         match outcome:
             case Outcome.HIT:
@@ -310,13 +312,13 @@ class Broker:
                 acquire.counts.joined += 1
         return Granted(expert, resident.word, outcome)
 
-    def _settle(self, acquire: _Acquire) -> None:
+    def _settle(self, acquire: Acquire) -> None:
         """With the last answer the deadline has no more to say."""
         if not acquire.pending and not acquire.queued and acquire.timer is not None:
             acquire.timer.cancel()
             acquire.timer = None
 
-    def _refuse(self, acquire: _Acquire, flats: Sequence[int], reason: Reason, detail: str, *, tell: bool) -> None:
+    def _refuse(self, acquire: Acquire, flats: Sequence[int], reason: Reason, detail: str, *, tell: bool) -> None:
         for flat in flats:
             acquire.pending.pop(flat, None)
         if reason is Reason.CANCELLED:
@@ -328,7 +330,7 @@ class Broker:
             refused = [Refused(acquire.wanted[flat], reason, detail) for flat in flats]
             acquire.session.listener.answered(acquire.request.id, [], refused)
 
-    def _refuse_rest(self, acquire: _Acquire, reason: Reason, detail: str, *, tell: bool) -> None:
+    def _refuse_rest(self, acquire: Acquire, reason: Reason, detail: str, *, tell: bool) -> None:
         """Everything unanswered is refused; a read that runs goes on, its expert becomes resident for others."""
         if acquire.queued:
             self._queue.remove(acquire)
@@ -340,7 +342,7 @@ class Broker:
                 self._reading[flat].waiters.remove(acquire)
         self._refuse(acquire, rest, reason, detail, tell=tell)
 
-    def _end_acquire(self, session: _Session, why: str, *, tell: bool) -> None:
+    def _end_acquire(self, session: Session, why: str, *, tell: bool) -> None:
         acquire, session.acquire = session.acquire, None
         if acquire is None:
             return
@@ -349,7 +351,7 @@ class Broker:
             self._memory.ungrant(resident.slot)
         acquire.granted.clear()
 
-    def _expire(self, acquire: _Acquire) -> None:
+    def _expire(self, acquire: Acquire) -> None:
         acquire.timer = None
         missing = len(acquire.wanted) if acquire.queued else len(acquire.pending)
         where = "for room in the arena" if acquire.queued else "for the drive"
@@ -362,17 +364,19 @@ class Broker:
 
     # Checks.
 
-    def _checked(self, request: AcquireRequest) -> dict[int, int]:
-        count = len(request.experts)
-        if not 1 <= count <= self.max_experts_per_acquire:
+    def _checked(self, request: AcquireRequest) -> tuple[dict[int, int], list[int]]:
+        """Flat numbers of what is wanted, with the layer's own, and of what is used without asking."""
+        count = len(request.experts) + len(request.resident)
+        if not request.experts or count > self.max_experts_per_acquire:
             raise LimitExceeded(
                 f"acquire {request.id} names {count} experts; between 1 and {self.max_experts_per_acquire} fit",
                 hint="Ask for more in waves.",
             )
         wanted = {self._catalogue.flat(request.layer, expert): expert for expert in request.experts}
-        if len(wanted) != count:
+        used = [self._catalogue.flat(request.layer, expert) for expert in request.resident]
+        if len(wanted.keys() | set(used)) != count:
             raise LimitExceeded(f"acquire {request.id} names an expert of layer {request.layer} twice")
-        return wanted
+        return wanted, used
 
     def _counts(self, request: AcquireRequest) -> PhaseCounts:
-        return PhaseCounts() if request.repeated else self.stats.phases[request.phase]
+        return PhaseCounts() if request.repeated else self._stats.phases[request.phase]

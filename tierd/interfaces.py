@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.arena.session_block import NewUses
 from tierd.devices.device import AttemptMemory, RecordRead
 
-__all__ = ["Catalogue", "ResidentMemory"]
+__all__ = ["Catalogue", "ResidentMemory", "SessionMemory"]
 
 
 class Catalogue(Protocol):
@@ -53,3 +57,16 @@ class ResidentMemory(AttemptMemory, Protocol):
 
     def grants(self, slot: int) -> int:
         """How many sessions read it."""
+
+
+class SessionMemory(Protocol):
+    """What sessions write into shared memory: uses that no message told of, and expectations."""
+
+    def counts(self) -> Iterable[tuple[int, int, int]]:
+        """Session, uses in prefill and uses in decode since the last call; the last ones of ended sessions too."""
+
+    def new_uses(self) -> Iterable[tuple[int, NewUses]]:
+        """By session, what it used since the last call; sessions in a fixed order."""
+
+    def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
+        """The session's estimate of what it will use soon, by flat number in 255ths; None if it makes none."""

@@ -54,6 +54,9 @@ class AcquireRequest:
         phase: prefill or decode.
         deadline: seconds until what is unanswered fails.
         repeated: the same need was asked for before (new attach, or bytes changed under use).
+        resident: other experts of the layer that the session found in RAM and uses without asking, in the router's
+            order. Those still there are granted with the rest; they are neither counted nor answered here.
+        step: decode step or prefill chunk, rising in a session.
     """
 
     id: int
@@ -62,6 +65,8 @@ class AcquireRequest:
     phase: Phase = Phase.DECODE
     deadline: float = 60.0
     repeated: bool = False
+    resident: tuple[int, ...] = ()
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class BrokerStats:
 
     Attributes:
         phases: counts of wanted experts by phase.
+        unasked: hits that no message asked for, counted by the sessions; among the requests and hits of the phases.
         repeated: wanted experts that were asked for again; in none of the phase counts.
         evictions: experts that left RAM for another one.
         hints_dropped: hinted experts that were not acted on.
@@ -119,6 +125,7 @@ class BrokerStats:
     """
 
     phases: dict[Phase, PhaseCounts] = field(default_factory=lambda: {phase: PhaseCounts() for phase in Phase})
+    unasked: int = 0
     repeated: int = 0
     evictions: int = 0
     hints_dropped: int = 0

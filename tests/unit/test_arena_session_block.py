@@ -48,9 +48,13 @@ def test_uses_are_taken_once(reader, block):
     block.note_use(2, 1)
     block.note_use(5, 1, PREFILL)
     block.note_use(5, 2, DECODE)
-    experts, prefill, decode = reader.take_uses()
-    assert (experts.tolist(), prefill.tolist(), decode.tolist()) == ([2, 5], [0, 1], [1, 1])
+    block.begin_step(2)
+    experts, steps, prefill, decode = reader.take_uses()
+    assert (experts.tolist(), steps.tolist()) == ([2, 5], [1, 2])
+    assert (prefill.tolist(), decode.tolist()) == ([0, 1], [1, 1])
     assert reader.take_uses().experts.size == 0
+    assert reader.count_uses() == (1, 2), "apart from what was taken"
+    assert reader.count_uses() == (0, 0)
 
 
 def test_uses_come_in_the_order_of_their_steps_and_within_a_step_in_that_of_the_layers(reader, block):
@@ -58,11 +62,14 @@ def test_uses_come_in_the_order_of_their_steps_and_within_a_step_in_that_of_the_
     for expert, step in steps.items():
         block.note_use(expert, step)
     block.begin_step(2**32 + 1)
-    assert reader.take_uses().experts.tolist() == [3, 7, 1, 0, 9]
+    new = reader.take_uses()
+    assert new.experts.tolist() == [3, 7, 1, 0, 9]
+    assert new.steps.tolist() == [2**32 - 1, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 1]
     # A last use in the future is nonsense, and taken for one in this step.
     block.note_use(2, 2**32)
     block.note_use(1, 2**32 + 77)
-    assert reader.take_uses().experts.tolist() == [2, 1]
+    new = reader.take_uses()
+    assert (new.experts.tolist(), new.steps.tolist()) == ([2, 1], [2**32, 2**32 + 1])
 
 
 def test_a_use_that_was_asked_for_is_seen_and_not_counted(reader, block):
@@ -91,7 +98,7 @@ def test_counters_and_steps_wrap(reader, block):
     reader.take_uses()
     block.note_use(0, 2**32 + 5)
     block.note_use(0, 2**32 + 6)
-    experts, _, decode = reader.take_uses()
+    experts, _, _, decode = reader.take_uses()
     assert (experts.tolist(), decode.tolist()) == ([0], [2])
     assert reader.last_step(0) == 6
     assert reader.used_at(0, 2**32 + 6)
@@ -106,9 +113,9 @@ def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
     assert reader.step() == 50
     block.note_use(1, 50)
     block.uses[PREFILL, 2] = 2**31
-    experts, _, decode = reader.take_uses()
+    experts, _, _, decode = reader.take_uses()
     assert (experts.tolist(), decode.tolist()) == ([1], [1])
-    assert reader.refused == 3
+    assert reader.refused == 4, "two steps and a counter, and the step again when uses were put in order"
 
 
 def test_snapshots_do_not_change_under_the_daemon(reader, block):

@@ -87,6 +87,7 @@ class Requests(_message.Message):
     REPEATED_FIELD_NUMBER: _builtins.int
     MISS_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     JOINED_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    UNASKED_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     hits: _builtins.int
     misses: _builtins.int
@@ -99,6 +100,8 @@ class Requests(_message.Message):
     miss_wait_seconds: _builtins.float
     """Seconds that missing experts took from being asked for to being readable, summed."""
     joined_wait_seconds: _builtins.float
+    unasked: _builtins.int
+    """Of the hits, those that no message asked for."""
     def __init__(
         self,
         *,
@@ -112,10 +115,11 @@ class Requests(_message.Message):
         repeated: _builtins.int = ...,
         miss_wait_seconds: _builtins.float = ...,
         joined_wait_seconds: _builtins.float = ...,
+        unasked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "hits", b"hits", "joined", b"joined", "joined_wait_seconds", b"joined_wait_seconds", "miss_wait_seconds", b"miss_wait_seconds", "misses", b"misses", "pending", b"pending", "repeated", b"repeated", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "hits", b"hits", "joined", b"joined", "joined_wait_seconds", b"joined_wait_seconds", "miss_wait_seconds", b"miss_wait_seconds", "misses", b"misses", "pending", b"pending", "repeated", b"repeated", "requests", b"requests", "unasked", b"unasked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -217,6 +217,7 @@ class Welcome(_message.Message):
     MAX_EXPERTS_PER_ACQUIRE_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     LAST_ACQUIRE_ID_FIELD_NUMBER: _builtins.int
+    UNASKED_READS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     fingerprint: _builtins.str
     boot_id: _builtins.str
@@ -230,6 +231,10 @@ class Welcome(_message.Message):
     """An acquire may name at most this many experts; ask for more in waves."""
     last_acquire_id: _builtins.int
     """The last acquire of the resumed session that the daemon took and counted; 0 if it knows of none."""
+    unasked_reads: _builtins.bool
+    """Whether the node may use experts that it finds in the residency table without asking: it compares the word again
+    after use, and counts the use in its session block.
+    """
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Configured names of the tiers, fastest first; notices refer to them by position."""
@@ -246,10 +251,11 @@ class Welcome(_message.Message):
         max_experts_per_acquire: _builtins.int = ...,
         tiers: _abc.Iterable[_builtins.str] | None = ...,
         last_acquire_id: _builtins.int = ...,
+        unasked_reads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_path", b"attach_path", "attach_token", b"attach_token", "boot_id", b"boot_id", "fingerprint", b"fingerprint", "last_acquire_id", b"last_acquire_id", "max_experts_per_acquire", b"max_experts_per_acquire", "protocol", b"protocol", "session_id", b"session_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_path", b"attach_path", "attach_token", b"attach_token", "boot_id", b"boot_id", "fingerprint", b"fingerprint", "last_acquire_id", b"last_acquire_id", "max_experts_per_acquire", b"max_experts_per_acquire", "protocol", b"protocol", "session_id", b"session_id", "tiers", b"tiers", "unasked_reads", b"unasked_reads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,6 +278,7 @@ class Acquire(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     REPEATED_FIELD_NUMBER: _builtins.int
+    RESIDENT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the node, rising within the session."""
     step: _builtins.int
@@ -286,6 +293,13 @@ class Acquire(_message.Message):
     def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Distinct expert numbers of that layer, in the order in which the router ranked them."""
 
+    @_builtins.property
+    def resident(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Other experts of the layer that the node found in the table and uses without asking, in the order in which the
+        router ranked them. Those still there are granted with the rest; they are neither answered nor counted, since the
+        session block counts them. Together with `experts` at most max_experts_per_acquire.
+        """
+
     def __init__(
         self,
         *,
@@ -296,10 +310,11 @@ class Acquire(_message.Message):
         phase: Global___Phase.ValueType = ...,
         deadline_ms: _builtins.int = ...,
         repeated: _builtins.bool = ...,
+        resident: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "experts", b"experts", "id", b"id", "layer", b"layer", "phase", b"phase", "repeated", b"repeated", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "experts", b"experts", "id", b"id", "layer", b"layer", "phase", b"phase", "repeated", b"repeated", "resident", b"resident", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,11 +47,13 @@ class NewUses(NamedTuple):
 
     Attributes:
         experts: flat numbers in the order of their last uses, those of one step rising; int64[n].
+        steps: step of the last use of each, int64[n].
         prefill: uses of each in prefill, int64[n].
         decode: uses of each in decode, int64[n]. Their sum is at least 1.
     """
 
     experts: NDArray[np.int64]
+    steps: NDArray[np.int64]
     prefill: NDArray[np.int64]
     decode: NDArray[np.int64]
 
@@ -173,6 +175,7 @@ class SessionBlockReader:
         self._last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self._expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
         self._taken = np.zeros((_PHASES, entries), dtype=np.uint32)
+        self._counted = self._taken.copy()
         self._highest_step = 0
 
     @classmethod
@@ -210,26 +213,34 @@ class SessionBlockReader:
         """A copy of all use counters, uint32[2, entries]."""
         return self._uses.copy()
 
+    def count_uses(self) -> tuple[int, int]:
+        """How many uses there were in prefill and in decode since the last call; absurd jumps count as none."""
+        rise, self._counted = self._rise(self._counted)
+        return int(rise[PREFILL].sum()), int(rise[DECODE].sum())
+
     def take_uses(self) -> NewUses:
-        """Which experts were used since the last call, and how often.
+        """Which experts were used since the last call, when and how often; apart from `count_uses`.
 
         A counter that jumped by 2**31 or more, or went back, counts as no use.
         """
+        rise, self._taken = self._rise(self._taken)
+        experts = np.flatnonzero(rise.any(axis=0)).astype(np.int64, copy=False)
+        # Steps are told by their distance from the present one, since their low halves wrap.
+        step = self.step()
+        age = (np.uint32(step & 0xFFFFFFFF) - self._last_step[experts]).astype(np.int64)
+        age[(age >= _MAX_RISE) | (age > step)] = 0
+        order = np.argsort(-age, kind="stable")
+        experts = experts[order]
+        return NewUses(experts, step - age[order], rise[PREFILL, experts], rise[DECODE, experts])
+
+    def _rise(self, before: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         now = self._uses.copy()
-        rise = (now - self._taken).astype(np.int64)
-        self._taken = now
+        rise = (now - before).astype(np.int64)
         absurd = rise >= _MAX_RISE
         if absurd.any():
             self.refused += int(absurd.sum())
             rise[absurd] = 0
-        experts = np.flatnonzero(rise.any(axis=0)).astype(np.int64, copy=False)
-        if experts.size > 1:
-            # Steps are compared by their distance from the present one, since their low halves wrap.
-            last = self._last_step[experts]
-            age = np.uint32(self.step() & 0xFFFFFFFF) - last
-            age[age >= _MAX_RISE] = 0
-            experts = experts[np.argsort(-age.astype(np.int64), kind="stable")]
-        return NewUses(experts, rise[PREFILL, experts], rise[DECODE, experts])
+        return rise, now
 
     def last_steps(self) -> NDArray[np.uint32]:
         """A copy of the low halves of the steps of the last uses, uint32[entries]."""

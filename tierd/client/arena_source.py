@@ -1,4 +1,7 @@
-"""Experts from a daemon on the same host: asked for over gRPC, computed on where they lie in the shared arena."""
+"""Experts from a daemon on the same host, computed on where they lie in the shared arena.
+
+Residents cost no message: see `Residents`. The others are asked for over gRPC, and read while the residents are used.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from tierd.api import session_pb2 as pb
 from tierd.arena.attach import Attachment, attach
 from tierd.arena.table import unpack
 from tierd.client.loop_thread import LoopThread
+from tierd.client.residents import Residents
 from tierd.client.session_link import SessionLink
 from tierd.client.source import DirectAccess, Phase, SourceStats, StoreView, Use
+from tierd.client.visit import Visit
 from tierd.errors import (
     DaemonUnavailable,
     DataLoss,
@@ -44,16 +49,17 @@ class _Attached:
 
     link: SessionLink
     memory: Attachment
-    direct: DirectAccess | None
+    residents: Residents
 
 
 class _SessionLost(Exception):
-    """The session ended under an acquire, or (None) before it was sent."""
+    """The session ended under an acquire of these experts, or (None) before it was sent."""
 
-    def __init__(self, why: TierdError, *, acquire_id: int | None) -> None:
+    def __init__(self, why: TierdError, acquire_id: int | None = None, wave: Sequence[int] = ()) -> None:
         super().__init__(why.message)
         self.why = why
         self.acquire_id = acquire_id
+        self.wave = wave
 
 
 class ArenaSource:
@@ -69,6 +75,7 @@ class ArenaSource:
         patience: seconds to wait for a daemon that went away; it may come back with another boot id.
         tell: takes a line for people when the daemon went away or came back.
         gone: says why the daemon will not come back (a private daemon that ended), or None.
+        messages: ask for residents, too, instead of using them without a message.
 
     Raises:
         DaemonUnavailable, SessionRefused, LimitExceeded, ArenaError: no session could be had.
@@ -87,6 +94,7 @@ class ArenaSource:
         loop: LoopThread | None = None,
         tell: Callable[[str], None] = lambda _line: None,
         gone: Callable[[], str | None] = lambda: None,
+        messages: bool = False,
     ) -> None:
         self.store = store
         self.stats = SourceStats()
@@ -105,7 +113,10 @@ class ArenaSource:
         self._loop = loop if loop is not None else LoopThread.shared()
         self._tell = tell
         self._gone = gone
+        self._messages = messages
         self._acquires = 0
+        self._epoch = 0
+        self._ram = ""
         self._geometry = store.manifest.geometry
         self._attached: _Attached | None = self._attach()
 
@@ -118,43 +129,29 @@ class ArenaSource:
         attached = self._attached
         if attached is None or attached.link.lost is not None:
             return None
-        return attached.direct
+        return attached.residents.direct
 
     def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
         """See `ExpertSource.note_direct`."""
-        attached = self._attached
-        assert attached is not None
-        tier = attached.link.welcome.tiers[0]
         self.stats.visits += layers
         self.stats.requested += uses
-        self.stats.outcomes["hit"] += uses
-        self.stats.tiers[tier] = self.stats.tiers.get(tier, 0) + uses
-        self.stats.discarded += discarded
+        self._count_unasked(uses, discarded)
 
     def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
         """See `ExpertSource.visit`."""
         self.stats.visits += 1
         self.stats.requested += len(experts)
-        first = list(experts)
-        again: list[int] = []  # asked for before: counted once
+        visit = Visit(layer, self._geometry.layer_start(layer), use, step, phase, list(experts))
         repeats = 0
-        while first or again:
+        while visit.fresh or visit.torn or visit.again:
             attached = self._attached if self._attached is not None else self._reattach()
-            queue, repeated = (again, True) if again else (first, False)
-            wave = queue[: attached.link.welcome.max_experts_per_acquire]
-            redo: list[int] = []
             try:
-                redo = self._wave(attached, layer, wave, use, step=step, phase=phase, repeated=repeated)
+                whole = self._round(attached, visit)
             except _SessionLost as lost:
-                repeats = _bounded(repeats + 1, layer)
-                if not self._counted(lost) or repeated:
-                    continue
-                redo = wave
-            else:
-                repeats = _bounded(repeats + bool(redo), layer)
-            del queue[: len(wave)]
-            self.stats.repeated += len(redo)
-            again += redo
+                whole = False
+                if self._counted(lost) and not visit.again:
+                    self._repeat(visit, lost.wave)
+            repeats = _bounded(repeats + (not whole), layer)
 
     def close(self) -> None:
         """End the session and unmap the arena."""
@@ -162,52 +159,90 @@ class ArenaSource:
         if attached is not None:
             self._detach(attached)
 
-    # One wave.
+    # One round: the residents, and one wave of the others.
 
-    def _wave(
-        self, attached: _Attached, layer: int, wave: list[int], use: Use, *, step: int, phase: Phase, repeated: bool
-    ) -> list[int]:
-        """Ask for the experts of a wave and use them as they come; returns those whose use is not certain.
+    def _round(self, attached: _Attached, visit: Visit) -> bool:
+        """Ask for experts that are not resident, use those that are meanwhile, then what comes.
+
+        Returns:
+            Whether everything that was used is certain.
 
         Raises:
-            _SessionLost: the stream ended; nothing that was used is certain.
+            _SessionLost: the stream ended; nothing that was asked for is certain.
         """
-        link, memory = attached.link, attached.memory
+        link, residents = attached.link, attached.residents
         if link.lost is not None:
-            raise _SessionLost(link.lost, acquire_id=None)
+            raise _SessionLost(link.lost)
+        residents.begin_step(visit.step)
+        most = link.welcome.max_experts_per_acquire
+        found = {} if visit.again else residents.find(visit.first, visit.fresh)
+        absent = [expert for expert in visit.fresh if expert not in found]
+        wave = (visit.again or visit.torn + absent)[:most]
+        if wave:
+            self._ask(link, visit, wave, list(found)[: most - len(wave)])
+        try:
+            torn = residents.use(visit.first, found, visit.use, step=visit.step, phase=visit.phase)
+            visit.drop(found.keys() - torn)
+            self._count_unasked(len(found) - len(torn), len(torn))
+            redo = self._take(attached, visit, wave) if wave else []
+        finally:
+            if wave:
+                self._loop.call(link.release_when_idle, self._acquires)
+        repeated = bool(visit.again)
+        visit.drop([*wave, *torn])
+        visit.torn += torn
+        if redo and repeated:
+            self.stats.repeated += len(redo)
+            visit.again += redo
+        elif redo:
+            self._repeat(visit, redo)
+        return not torn and not redo
+
+    def _ask(self, link: SessionLink, visit: Visit, wave: list[int], resident: list[int]) -> None:
         self._acquires += 1
+        self.stats.messages += 1
         acquire = pb.Acquire(
             id=self._acquires,
-            step=step,
-            layer=layer,
+            step=visit.step,
+            layer=visit.layer,
             experts=wave,
-            phase=_PHASES[phase],
+            phase=_PHASES[visit.phase],
             deadline_ms=max(1, int(self._deadline * 1000)),
-            repeated=repeated,
+            repeated=bool(visit.again),
+            resident=resident,
         )
         self._loop.call(link.send, pb.OpenSessionRequest(acquire=acquire))
+
+    def _take(self, attached: _Attached, visit: Visit, wave: list[int]) -> list[int]:
+        """Use the experts of a wave as they come; returns those whose use is not certain."""
+        link, memory = attached.link, attached.memory
         missing = set(wave)
-        used: list[tuple[int, int]] = []
+        used: dict[int, int] = {}
         until = time.monotonic() + self._deadline + _GRACE_SECONDS
         while missing:
             answer = self._next(attached, until)
             if isinstance(answer, TierdError):
-                raise _SessionLost(answer, acquire_id=self._acquires)
+                raise _SessionLost(answer, self._acquires, wave)
             if answer.acquire_id != self._acquires:
                 continue  # the end of an acquire that was given up
             for ready in answer.ready:
                 _, slot = unpack(ready.word)
-                use(ready.expert, memory.slot_address(slot))
+                visit.use(ready.expert, memory.slot_address(slot))
                 missing.discard(ready.expert)
-                used.append((ready.expert, ready.word))
-                self._count(link, ready, repeated=repeated)
+                used[ready.expert] = ready.word
+                if not visit.again:
+                    self._count(link, ready)
             if answer.failed:
-                self._loop.call(link.release_when_idle, self._acquires)
-                raise _error(layer, answer.failed[0])
-        first = self._geometry.layer_start(layer)
-        torn = [expert for expert, word in used if not memory.table.unchanged(first + expert, word)]
-        self._loop.call(link.release_when_idle, self._acquires)
-        return torn
+                raise _error(visit.layer, answer.failed[0])
+        redo = attached.residents.settle(visit.first, used, step=visit.step)
+        self.stats.discarded += len(redo)
+        return redo
+
+    def _repeat(self, visit: Visit, experts: Sequence[int]) -> None:
+        """The daemon counted these; they must be asked for again."""
+        visit.drop(experts)
+        visit.again += experts
+        self.stats.repeated += len(experts)
 
     def _next(self, attached: _Attached, until: float) -> pb.Notice | TierdError:
         """The next answer; the time without one is time without work.
@@ -230,12 +265,16 @@ class ArenaSource:
                 self.stats.wait_by_outcome[slowest] += waited
         return answer
 
-    def _count(self, link: SessionLink, ready: pb.Ready, *, repeated: bool) -> None:
-        if repeated:
-            return
+    def _count(self, link: SessionLink, ready: pb.Ready) -> None:
         outcome, tier = _OUTCOMES[ready.outcome], link.welcome.tiers[ready.tier]
         self.stats.outcomes[outcome] += 1
         self.stats.tiers[tier] = self.stats.tiers.get(tier, 0) + 1
+
+    def _count_unasked(self, hits: int, discarded: int) -> None:
+        if hits:
+            self.stats.outcomes["hit"] += hits
+            self.stats.tiers[self._ram] = self.stats.tiers.get(self._ram, 0) + hits
+        self.stats.discarded += discarded
 
     # Losing the daemon and finding it again.
 
@@ -297,7 +336,10 @@ class ArenaSource:
             self._loop.run(link.close(), seconds=_CONNECT_SECONDS, what="closing a session")
             raise
         self.boot_id = link.welcome.boot_id
-        return _Attached(link, memory, direct=None)
+        self._ram = link.welcome.tiers[0]
+        self._epoch += 1
+        unasked = link.welcome.unasked_reads and not self._messages
+        return _Attached(link, memory, Residents(memory, unasked=unasked, epoch=self._epoch))
 
     def _detach(self, attached: _Attached) -> None:
         try:

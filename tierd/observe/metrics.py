@@ -90,6 +90,7 @@ class DaemonMetrics(Collector):
 
 
 def _broker_metrics(broker: Broker) -> Iterator[Metric]:
+    stats = broker.stats
     asked = CounterMetricFamily("tierd_requests", "Experts asked for by nodes.", labels=["phase"])
     answered = CounterMetricFamily(
         "tierd_answers",
@@ -97,7 +98,7 @@ def _broker_metrics(broker: Broker) -> Iterator[Metric]:
         labels=["phase", "outcome"],
     )
     for phase in Phase:
-        counts = broker.stats.phases[phase]
+        counts = stats.phases[phase]
         asked.add_metric([phase.value], counts.requests)
         for outcome in ("hits", "misses", "joined", "cancelled", "failed"):
             answered.add_metric([phase.value, outcome], getattr(counts, outcome))
@@ -105,12 +106,15 @@ def _broker_metrics(broker: Broker) -> Iterator[Metric]:
     yield answered
     yield GaugeMetricFamily("tierd_pending_requests", "Experts asked for and not yet answered.", broker.pending())
     yield CounterMetricFamily(
+        "tierd_unasked_hits", "Of the hits, those that nodes found by themselves, without a message.", stats.unasked
+    )
+    yield CounterMetricFamily(
         "tierd_repeated_requests",
         "Experts asked for again after a new attach or a torn read; not among the requests.",
-        broker.stats.repeated,
+        stats.repeated,
     )
-    yield CounterMetricFamily("tierd_evictions", "Experts that left RAM for another.", broker.stats.evictions)
-    yield CounterMetricFamily("tierd_hints_dropped", "Hinted experts not acted on.", broker.stats.hints_dropped)
+    yield CounterMetricFamily("tierd_evictions", "Experts that left RAM for another.", stats.evictions)
+    yield CounterMetricFamily("tierd_hints_dropped", "Hinted experts not acted on.", stats.hints_dropped)
     yield GaugeMetricFamily("tierd_queued_acquires", "Layers that wait for room in the arena.", broker.queued)
 
 

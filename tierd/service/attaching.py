@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tierd.arena.arena import Arena
 from tierd.arena.attach_server import AttachServer
-from tierd.arena.session_block import SessionBlockReader
+from tierd.arena.session_block import NewUses, SessionBlockReader
 
 __all__ = ["ArenaAttacher"]
+
+# Nodes that ended since the policy was told last: what older ones used is history.
+_MOST_ENDED = 64
 
 
 class ArenaAttacher:
     """Makes what a node needs for the zero-copy path, and takes it back when the node is gone.
 
     Silence on the gRPC stream ends a session's queue and grants. Only the end of its life line proves that the process
-    is gone and frees its block: a paused node may wake and must still find its memory.
+    is gone and frees its block: a paused node may wake and must still find its memory. It is read a last time then.
+
+    Attributes:
+        path: the attach socket.
+        unasked_reads: nodes may read residents without asking, since the kernel offers the writer's fence.
     """
 
     def __init__(self, path: Path, arena: Arena, experts: int, on_gone: Callable[[int], None]) -> None:
         self.path = str(path)
+        self.unasked_reads = arena.fenced
         self._experts = experts
         self._on_gone = on_gone
         self._server = AttachServer(path, arena.offer(), self._gone)
         self._held: dict[int, tuple[SessionBlockReader, int]] = {}
+        self._ended_counts: list[tuple[int, int, int]] = []
+        self._ended_uses: deque[tuple[int, NewUses]] = deque(maxlen=_MOST_ENDED)
 
     async def start(self) -> None:
         """Begin to listen; ArenaError if the socket cannot be made."""
@@ -41,6 +55,29 @@ class ArenaAttacher:
     def attached(self, session_id: int) -> bool:
         """Whether the session's node holds the arena's descriptors now."""
         return self._server.attached(session_id)
+
+    def counts(self) -> Iterator[tuple[int, int, int]]:
+        """See `SessionMemory.counts`."""
+        ended, self._ended_counts = self._ended_counts, []
+        yield from ended
+        for session_id, (block, _) in self._held.items():
+            prefill, decode = block.count_uses()
+            if prefill or decode:
+                yield session_id, prefill, decode
+
+    def new_uses(self) -> Iterator[tuple[int, NewUses]]:
+        """See `SessionMemory.new_uses`."""
+        while self._ended_uses:
+            yield self._ended_uses.popleft()
+        for session_id, (block, _) in self._held.items():
+            new = block.take_uses()
+            if new.experts.size:
+                yield session_id, new
+
+    def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
+        """See `SessionMemory.expectation`."""
+        held = self._held.get(session_id)
+        return held[0].expect() if held is not None else None
 
     def left(self, session_id: int) -> None:
         """The session's stream ended. If the node never attached, nothing is left of it; else its life line decides."""
@@ -62,5 +99,7 @@ class ArenaAttacher:
         held = self._held.pop(session_id, None)
         if held is not None:
             block, event = held
+            self._ended_counts.append((session_id, *block.count_uses()))
+            self._ended_uses.append((session_id, block.take_uses()))
             block.close()
             os.close(event)

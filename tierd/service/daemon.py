@@ -127,6 +127,7 @@ class Daemon:
         self._metrics = metrics = DaemonMetrics(
             fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
         )
+        attacher = ArenaAttacher(_attach_path(listener.address), arena, store.geometry.experts_total, self._node_died)
         self._broker = broker = Broker(
             catalogue=StoreCatalogue(store),
             memory=arena,
@@ -134,9 +135,9 @@ class Daemon:
             device=device,
             clock=loop,
             max_experts_per_acquire=_wave(arena.slots, store.geometry.top_k),
+            sessions=attacher,
             on_wait=metrics.waited,
         )
-        attacher = ArenaAttacher(_attach_path(listener.address), arena, store.geometry.experts_total, self._node_died)
         await attacher.start()
         self._closers.append(attacher.close)
         self._attacher = attacher

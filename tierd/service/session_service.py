@@ -41,6 +41,7 @@ class Attacher(Protocol):
     """Hands over the arena's descriptors, outside gRPC."""
 
     path: str
+    unasked_reads: bool
 
     def offer(self, session_id: int) -> bytes:
         """A token that lets the session's node attach once, within a few seconds."""
@@ -159,6 +160,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 max_experts_per_acquire=self._broker.max_experts_per_acquire,
                 tiers=self._tier_names,
                 last_acquire_id=self._resume(resumes),
+                unasked_reads=self._attacher.unasked_reads,
             )
         )
 
@@ -212,6 +214,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             phase=_PHASES.get(acquire.phase, Phase.DECODE),
             deadline=min(deadline, _MAX_DEADLINE_SECONDS),
             repeated=acquire.repeated,
+            resident=tuple(acquire.resident),
+            step=acquire.step,
         )
 
     def _leave(self, session: Session) -> None:

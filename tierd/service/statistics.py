@@ -26,7 +26,8 @@ def statistics(
     attached: Callable[[int], bool],
 ) -> pb.GetStatsResponse:
     """All counters at one moment of the event loop, so that they add up."""
-    total, waits = broker.stats.total(), broker.stats.wait_seconds
+    counted = broker.stats
+    total, waits = counted.total(), counted.wait_seconds
     requests = pb.Requests(
         requests=total.requests,
         hits=total.hits,
@@ -35,7 +36,8 @@ def statistics(
         cancelled=total.cancelled,
         failed=total.failed,
         pending=broker.pending(),
-        repeated=broker.stats.repeated,
+        repeated=counted.repeated,
+        unasked=counted.unasked,
         miss_wait_seconds=waits[Outcome.MISS],
         joined_wait_seconds=waits[Outcome.JOINED],
     )
