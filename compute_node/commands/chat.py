@@ -52,6 +52,7 @@ def chat(
     in_process: options.InProcessFlag = None,
     arena: options.Arena = None,
     patience: options.Patience = None,
+    messages: options.Messages = None,
     config: options.Config = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows the commands."""
@@ -70,6 +71,7 @@ def chat(
         in_process=in_process,
         arena=arena,
         patience=patience,
+        messages=messages,
     )
     params = options.generation_params(settings, stop=[], ignore_eos=False)
     console = Console(stderr=True, highlight=False)

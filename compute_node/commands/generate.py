@@ -47,6 +47,7 @@ def generate(
     in_process: options.InProcessFlag = None,
     arena: options.Arena = None,
     patience: options.Patience = None,
+    messages: options.Messages = None,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
@@ -68,6 +69,7 @@ def generate(
         in_process=in_process,
         arena=arena,
         patience=patience,
+        messages=messages,
     )
     stops = [options.unicode_text(item, option="--stop") for item in stop or []]
     params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)

@@ -68,6 +68,7 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
         in_process=settings.in_process,
         arena=settings.arena,
         patience=settings.patience,
+        messages=settings.messages,
         name=name,
         numerics=settings.numerics,
         kernel_path=path,

@@ -21,6 +21,7 @@ __all__ = [
     "Context",
     "InProcessFlag",
     "MaxTokens",
+    "Messages",
     "MinP",
     "Numerics",
     "Patience",
@@ -50,6 +51,10 @@ InProcessFlag = Annotated[
 Arena = Annotated[str | None, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of the model's experts.")]
 Patience = Annotated[
     float | None, typer.Option("--patience", help="Seconds to wait for a daemon that went away. Default: 60.")
+]
+Messages = Annotated[
+    bool | None,
+    typer.Option("--messages/--no-messages", help="Ask the daemon for experts that are in RAM, too. Default: no."),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]

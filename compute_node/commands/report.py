@@ -37,6 +37,8 @@ class AnswerReport:
         self.outcomes = {name: count - before.outcomes.get(name, 0) for name, count in now.outcomes.items()}
         self.tiers = {name: count - before.tiers.get(name, 0) for name, count in now.tiers.items()}
         self.repeated = now.repeated - before.repeated
+        self.messages = now.messages - before.messages
+        self.discarded = now.discarded - before.discarded
 
     def as_object(self) -> dict[str, Any]:
         """Everything, for `--json` and for the last line of `--events`."""
@@ -55,6 +57,8 @@ class AnswerReport:
             "misses": self.outcomes.get("miss", 0),
             "joined": self.outcomes.get("joined", 0),
             "repeated": self.repeated,
+            "messages": self.messages,
+            "discarded": self.discarded,
             "tiers": self.tiers,
             "wait_seconds": finished.wait_seconds,
             "compute_seconds": finished.compute_seconds,

@@ -30,6 +30,7 @@ def open_source(
     in_process: bool = False,
     arena: str | None = None,
     patience: float = 60.0,
+    messages: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> ExpertSource:
     """The experts of STORE.
@@ -42,6 +43,7 @@ def open_source(
         in_process: read the directory without a daemon.
         arena: RAM for experts, an amount or a share; for a directory only, a running daemon has its own.
         patience: seconds to wait for a daemon that went away.
+        messages: ask the daemon for every expert, instead of using those in its arena without a message.
         tell: takes lines for people; the default prints them on stderr.
 
     Raises:
@@ -61,7 +63,14 @@ def open_source(
         daemon = PrivateDaemon(directory, *options, *([] if arena is None else ["--arena", arena]))
         try:
             return _OwnDaemonSource(
-                daemon, opened, name=name, numerics=numerics, kernel_path=kernel_path, patience=patience, tell=say
+                daemon,
+                opened,
+                name=name,
+                numerics=numerics,
+                kernel_path=kernel_path,
+                patience=patience,
+                messages=messages,
+                tell=say,
             )
         except BaseException:
             daemon.stop()
@@ -82,6 +91,7 @@ def open_source(
         numerics=numerics,
         kernel_path=kernel_path,
         patience=patience,
+        messages=messages,
         loop=loop,
         tell=say,
     )
@@ -99,6 +109,7 @@ class _OwnDaemonSource(ArenaSource):
         numerics: str,
         kernel_path: str,
         patience: float,
+        messages: bool,
         tell: Callable[[str], None],
     ) -> None:
         super().__init__(
@@ -108,6 +119,7 @@ class _OwnDaemonSource(ArenaSource):
             numerics=numerics,
             kernel_path=kernel_path,
             patience=patience,
+            messages=messages,
             tell=tell,
             gone=daemon.gone,
         )
