@@ -20,17 +20,17 @@ from tierd.devices.transfers import system_transfer
 from tierd.doctor import host_checks, store_checks
 from tierd.doctor.check import Status
 from tierd.doctor.drive_checks import check_mirror
-from tierd.doctor.host_checks import check_memory
-from tierd.doctor.memory_limits import MemoryLimit, memory_limits
+from tierd.doctor.host_checks import MemoryRoom, check_memory, memory_room
 from tierd.doctor.settings_checks import check_settings
 from tierd.doctor.store_checks import check_samples, sample_records
 from tierd.errors import UsageError
+from tierd.service.memory_limits import GroupLimit, HostMemory
 from tierd.settings import ServeSettings
 from tierd.store.store import ExpertStore
 from tierd.store.synthetic import make_store
 
 SHARDS = [f"experts-0000{n}.safetensors" for n in (1, 2, 3)]
-PLENTY = [MemoryLimit("the host", 1 << 40, 1 << 40)]
+PLENTY = MemoryRoom(("plenty",), free=1 << 40, for_experts=1 << 40)
 
 
 @pytest.fixture
@@ -209,41 +209,17 @@ def test_a_filesystem_without_direct_reads_is_remarked_and_its_speed_not_trusted
     assert "cached reads, not trusted" in remarks["bandwidth"]
 
 
-def cgroup(folder, files):
-    for path, text in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_memory_limits_are_found_up_the_hierarchy(tmp_path, version):
-    proc, groups = tmp_path / "proc", tmp_path / "groups"
-    cgroup(proc, {"meminfo": "MemTotal: 1000000 kB\nMemFree: 5 kB\nMemAvailable: 900000 kB\n"})
-    if version == 2:
-        cgroup(proc, {"self/cgroup": "0::/a/b\n"})
-        cgroup(groups, {"a/b/memory.max": "max\n", "a/b/memory.current": "10\n"})
-        cgroup(groups, {"a/memory.max": "5000\n", "a/memory.current": "2000\n"})
-        cgroup(groups, {"a/memory.stat": "anon 1\ninactive_file 500\n"})
-    else:
-        cgroup(proc, {"self/cgroup": "3:cpu:/x\n7:memory:/a/b\n"})
-        cgroup(groups / "memory", {"a/b/memory.limit_in_bytes": str((1 << 63) - 4096)})
-        cgroup(groups / "memory", {"a/b/memory.usage_in_bytes": "10\n"})
-        cgroup(groups / "memory", {"a/memory.limit_in_bytes": "5000\n", "a/memory.usage_in_bytes": "2000\n"})
-        cgroup(groups / "memory", {"a/memory.stat": "total_inactive_file 500\n"})
-    host, group = memory_limits(proc, groups)
-    assert host == MemoryLimit("the host", 1024 * 1000000, 1024 * 900000)
-    assert group == MemoryLimit("control group /a", 5000, 3500)
-
-
 def test_the_tightest_limit_decides_what_experts_can_have(store):
-    limits = [*PLENTY, MemoryLimit("control group /a", 100 << 20, 80 << 20)]
-    check = check_memory(store, limits)
-    assert check.status is Status.PROBLEM
-    assert "control group /a" in check.detail
-    assert check_memory(store, PLENTY).status is Status.OK
-    scarce = [MemoryLimit("the host", 1 << 20, (200 << 20) + store.manifest.dense_bytes + (1 << 17))]
-    assert check_memory(store, scarce).status is Status.REMARK
+    host = HostMemory(total=1 << 40, available=1 << 39)
+    plenty = memory_room(store, 4, host, [])
+    assert plenty.for_experts == store.geometry.experts_total * store.geometry.slot_bytes
+    assert check_memory(store, plenty).status is Status.OK
+    some = memory_room(store, 4, host, [GroupLimit("/a/memory.max", 95 << 20, 0)])
+    assert some.free == 95 << 20
+    assert "/a/memory.max" in check_memory(store, some).detail
+    little = check_memory(store, memory_room(store, 4, host, [GroupLimit("/a/memory.max", 50 << 20, 10 << 20)]))
+    assert little.status is Status.PROBLEM
+    assert "this store needs at least" in little.detail
 
 
 @pytest.mark.parametrize(
@@ -273,7 +249,7 @@ def test_contradictory_settings_are_found(store, tmp_path, settings, status, wor
 
 def test_an_arena_beyond_the_memory_is_a_problem_and_says_what_fits(store):
     settings = ServeSettings.load(config=None, table="serve", flags={"arena": "100%"})
-    (check,) = check_settings(store, settings, [MemoryLimit("the host", 1 << 20, 1 << 19)])
+    (check,) = check_settings(store, settings, MemoryRoom(("little",), free=1 << 19, for_experts=1 << 18))
     assert check.status is Status.PROBLEM
     assert check.remedy.startswith("Give --arena ")
 

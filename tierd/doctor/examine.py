@@ -15,8 +15,8 @@ from tierd.doctor.host_checks import (
     check_huge_pages,
     check_membarrier,
     check_memory,
+    memory_room,
 )
-from tierd.doctor.memory_limits import memory_limits
 from tierd.doctor.settings_checks import check_settings
 from tierd.doctor.store_checks import check_everything, check_files, check_samples, describe, sample_records
 from tierd.errors import StoreDamaged
@@ -75,10 +75,10 @@ def examine(
     for directory in wanted:
         checks = check_mirror(store, directory, transfer=transfer)
         yield from (replace(check, where=str(directory)) for check in checks)
-    limits = memory_limits()
-    yield check_memory(store, limits)
+    room = memory_room(store, settings.max_sessions)
+    yield check_memory(store, room)
     yield check_huge_pages()
     yield check_membarrier()
     yield from check_folders()
     yield check_descriptors(store, len(by_drive) + len(wanted))
-    yield from check_settings(store, settings, limits)
+    yield from check_settings(store, settings, room)

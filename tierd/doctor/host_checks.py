@@ -5,65 +5,93 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tierd.addresses import runtime_directory
 from tierd.arena.fence import WriterFence
 from tierd.arena.memory import EXTENT_BYTES, SharedPayload
+from tierd.devices.probe import DEFAULT_DEPTH
 from tierd.doctor.check import Check, Status
-from tierd.doctor.memory_limits import MemoryLimit
-from tierd.errors import ArenaError
+from tierd.errors import ArenaError, UsageError
+from tierd.service.budget import AUTO, DaemonFacts, choose_ram, plan_budget
+from tierd.service.memory_limits import GroupLimit, HostMemory, group_limits, host_memory
 from tierd.sizes import format_bytes
 from tierd.state import state_directory
 from tierd.store.store import ExpertStore
 
 __all__ = [
+    "MemoryRoom",
     "check_descriptors",
     "check_folders",
     "check_huge_pages",
     "check_membarrier",
     "check_memory",
-    "most_for_experts",
+    "memory_room",
 ]
 
-_DAEMON_BYTES: Final = 200 << 20
-"""Interpreter, libraries, index and buffers of a daemon, without the arena."""
-_SLACK: Final = 0.05
-"""Share of the memory that is left to everything else."""
 _TRIAL_BYTES: Final = 4 * EXTENT_BYTES
 _OTHER_DESCRIPTORS: Final = 256
 """Sockets, sessions and the like."""
 
 
-def most_for_experts(limits: Sequence[MemoryLimit], dense_bytes: int) -> int:
-    """Bytes that an arena could take beside the daemon itself and one node's dense weights; 0 if none."""
-    tightest = min(limits, key=lambda limit: limit.free)
-    return max(0, int(tightest.free - _SLACK * tightest.total) - _DAEMON_BYTES - dense_bytes)
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """What experts could have on this host.
+
+    Attributes:
+        lines: how that was found, for people.
+        free: bytes that nobody uses.
+        for_experts: of these, bytes for an arena beside the daemon itself and a compute node; 0 if none.
+        lacking: why no daemon fits; empty if one does.
+    """
+
+    lines: tuple[str, ...]
+    free: int
+    for_experts: int
+    lacking: str = ""
 
 
-def check_memory(store: ExpertStore, limits: Sequence[MemoryLimit]) -> Check:
-    """What the arena could take, and the sum that leads to it."""
-    tightest = min(limits, key=lambda limit: limit.free)
-    dense, record = store.manifest.dense_bytes, store.geometry.slot_bytes
-    whole = store.geometry.experts_total * record
-    most = most_for_experts(limits, dense)
-    detail = (
-        f"{format_bytes(tightest.free)} free of {format_bytes(tightest.total)} ({tightest.where}); without "
-        f"{format_bytes(_DAEMON_BYTES)} for the daemon, {format_bytes(dense)} of dense weights in one node and "
-        f"{_SLACK:.0%} to spare, experts can have {format_bytes(most)}, {min(1.0, most / whole):.0%} of the model's"
+def memory_room(
+    store: ExpertStore, max_sessions: int, host: HostMemory | None = None, groups: Sequence[GroupLimit] | None = None
+) -> MemoryRoom:
+    """The sum behind `--ram auto`, for this store on this host.
+
+    Args:
+        store: to be served.
+        max_sessions: compute nodes at once.
+        host: the host's memory; read by default.
+        groups: limits that hold for this process; read by default.
+    """
+    host = host_memory() if host is None else host
+    groups = group_limits() if groups is None else groups
+    geometry = store.geometry
+    choice = choose_ram(AUTO, host, groups, dense_bytes=store.manifest.dense_bytes)
+    facts = DaemonFacts(
+        experts=geometry.experts_total,
+        slot_bytes=geometry.slot_bytes,
+        top_k=geometry.top_k,
+        spares=DEFAULT_DEPTH + 1,
+        max_sessions=max_sessions,
     )
-    least = store.geometry.top_k * record
-    if most < record:
-        return Check("memory", Status.PROBLEM, detail, "Free memory, or run on a host or in a container with more.")
-    if most < least:
-        return Check(
-            "memory",
-            Status.REMARK,
-            f"{detail}; one token's experts of one layer alone take {format_bytes(least)}",
-            f"Free memory; with --arena {most} layers are served in waves.",
-        )
-    return Check("memory", Status.OK, detail)
+    free = min([host.available, *(group.limit - group.used for group in groups)])
+    try:
+        slots = plan_budget(choice.nbytes, facts).slots
+    except UsageError as error:
+        return MemoryRoom(choice.lines, free, 0, error.message.removeprefix("--ram: "))
+    return MemoryRoom(choice.lines, free, slots * geometry.slot_bytes)
+
+
+def check_memory(store: ExpertStore, room: MemoryRoom) -> Check:
+    """What the arena could take, and the sum that leads to it."""
+    whole = store.geometry.experts_total * store.geometry.slot_bytes
+    sums = "; ".join(room.lines)
+    if room.lacking:
+        remedy = "Free memory, or run on a host or in a container with more."
+        return Check("memory", Status.PROBLEM, f"{room.lacking}; {sums}", remedy)
+    share = f"{room.for_experts / whole:.0%} of the model's"
+    return Check("memory", Status.OK, f"experts can have {format_bytes(room.for_experts)}, {share}; {sums}")
 
 
 def check_huge_pages() -> Check:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from tierd.arena.memory import SharedPayload
 from tierd.devices.fault_plan import read_fault_plan
 from tierd.doctor.check import Check, Status
-from tierd.doctor.host_checks import most_for_experts
-from tierd.doctor.memory_limits import MemoryLimit
+from tierd.doctor.host_checks import MemoryRoom
 from tierd.errors import TierdError
 from tierd.service.mirror_option import parse_mirror
 from tierd.settings import ServeSettings
@@ -19,13 +17,13 @@ from tierd.store.store import ExpertStore
 __all__ = ["check_settings"]
 
 
-def check_settings(store: ExpertStore, settings: ServeSettings, limits: Sequence[MemoryLimit]) -> list[Check]:
+def check_settings(store: ExpertStore, settings: ServeSettings, room: MemoryRoom) -> list[Check]:
     """Everything about the settings in force (file and environment) that will not work or was hardly meant."""
-    found = [*_arena(store, settings, limits), *_directories(store, settings), *_fault_plan(settings)]
+    found = [*_arena(store, settings, room), *_directories(store, settings), *_fault_plan(settings)]
     return found or [Check("settings", Status.OK, f"arena {settings.arena}, policy {settings.policy}")]
 
 
-def _arena(store: ExpertStore, settings: ServeSettings, limits: Sequence[MemoryLimit]) -> list[Check]:
+def _arena(store: ExpertStore, settings: ServeSettings, room: MemoryRoom) -> list[Check]:
     geometry = store.geometry
     whole = geometry.experts_total * geometry.slot_bytes
     try:
@@ -40,8 +38,8 @@ def _arena(store: ExpertStore, settings: ServeSettings, limits: Sequence[MemoryL
                 "settings", Status.PROBLEM, f"{label}; one expert takes {one}", f"Give at least {geometry.slot_bytes}."
             )
         ]
-    most = most_for_experts(limits, store.manifest.dense_bytes)
-    if wanted > min(limit.free for limit in limits):
+    most = room.for_experts
+    if wanted > room.free:
         return [
             Check("settings", Status.PROBLEM, f"{label}, but there is memory for {format_bytes(most)}", _smaller(most))
         ]
