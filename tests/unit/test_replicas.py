@@ -94,11 +94,12 @@ class ScriptedDrive:
 class World:
     """Drives, an arena, and what came of each read."""
 
-    def __init__(self, *names, spares=SPARES, **scripts):
+    def __init__(self, *names, spares=SPARES, remeasure=False, **scripts):
         self.clock = VirtualClock()
         self.devices = {name: ScriptedDrive(name, self.clock, script=scripts.get(name)) for name in names}
         self.drives = {
-            name: Drive(device, range(4), bandwidth=NBYTES / SECONDS) for name, device in self.devices.items()
+            name: Drive(device, range(4), bandwidth=NBYTES / SECONDS, remeasure=remeasure)
+            for name, device in self.devices.items()
         }
         self.set = ReplicaSet(self.clock, list(self.drives.values()))
         self.arena, self.payload, _ = plain_arena(slots=SLOTS, slot_bytes=NBYTES, experts=EXPERTS, spares=spares)
@@ -440,4 +441,52 @@ def test_a_hanging_read_that_returns_while_closing_is_not_tried_again():
     world.devices["a"].end(world.devices["a"].hung.pop(), io_error(errno.ETIMEDOUT))
     assert isinstance(world.results[1], DriveError)
     assert not world.clock.waiting
+    world.at_rest()
+
+
+def test_a_drive_that_was_slow_for_a_while_is_found_to_be_fast_again():
+    world = World("a", "b", remeasure=True)
+    world.devices["b"].script = lambda _read, _number: 20 * SECONDS if world.clock.time() < 10.0 else SECONDS
+    for expert in range(20):
+        world.fetch(expert, within=0.5)
+    assert world.clock.time() == 10.0
+    neglected = len(world.devices["b"].begun)
+    assert neglected <= 12
+    for expert in range(20, 80):
+        assert world.fetch(expert, within=0.5) == [None]
+    served = len(world.devices["b"].begun) - neglected
+    assert served >= 15
+    world.clock.advance(1.0)
+    world.at_rest()
+
+
+def test_measuring_a_slow_drive_again_costs_few_reads_and_no_waiting():
+    world = World("a", "b", remeasure=True, b=lambda _read, _number: 20 * SECONDS)
+    world.drives["b"].speed._bandwidth /= 20
+    waited = []
+    for expert in range(300):
+        began = world.clock.time()
+        world.submit(expert)
+        while expert not in world.results:
+            assert world.clock.step()
+        waited.append(world.clock.time() - began)
+        world.clock.advance(0.1)
+    assert max(waited) < 2 * SECONDS
+    assert len(world.devices["b"].begun) <= 10
+    world.clock.advance(1.0)
+    world.at_rest()
+
+
+def test_a_drive_found_to_hang_while_it_is_measured_is_quarantined():
+    world = World("a", "b", remeasure=True, b=lambda _read, _number: Hang())
+    world.drives["b"].speed._bandwidth /= 10
+    for expert in range(10):
+        assert world.fetch(expert, within=0.5) == [None]
+    assert world.stats("b").stalls == 1
+    assert not world.stats("b").up
+    assert len(world.devices["b"].begun) == 1
+    world.devices["b"].script = lambda _read, _number: SECONDS
+    world.devices["b"].release()
+    world.clock.advance(10.0)
+    assert world.stats("b").up
     world.at_rest()

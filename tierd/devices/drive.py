@@ -15,6 +15,8 @@ from tierd.devices.speed import DEFAULT_BANDWIDTH, DriveSpeed
 __all__ = ["Drive"]
 
 _MAX_BAD_RECORDS: Final = 1024
+_FIRST_GAP: Final = 0.1
+_MAX_GAP: Final = 10.0
 
 
 class Drive:
@@ -25,6 +27,7 @@ class Drive:
         shards: numbers of the shards that it holds.
         bandwidth: bytes per second, as measured.
         weight: how much of that to count on.
+        remeasure: whether to read from it now and then when it is never the best choice.
 
     Attributes:
         device: as given.
@@ -40,7 +43,13 @@ class Drive:
     """
 
     def __init__(
-        self, device: Device, shards: Collection[int], *, bandwidth: float = DEFAULT_BANDWIDTH, weight: float = 1.0
+        self,
+        device: Device,
+        shards: Collection[int],
+        *,
+        bandwidth: float = DEFAULT_BANDWIDTH,
+        weight: float = 1.0,
+        remeasure: bool = True,
     ) -> None:
         self.device = device
         self.name = device.name
@@ -52,6 +61,8 @@ class Drive:
         self.hanging = 0
         self.probing = False
         self.probe_read: RecordRead | None = None
+        self._remeasure = remeasure
+        self._gap = _FIRST_GAP
         self._bad: OrderedDict[int, None] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -60,6 +71,17 @@ class Drive:
     def holds(self, read: RecordRead) -> bool:
         """Whether reads of this record may go to this drive."""
         return read.shard in self.shards and not self.leaving
+
+    def due_for_measuring(self, now: float) -> bool:
+        """Whether it was passed over for so long that it may have become better; asks ever less often."""
+        if not self._remeasure or not self.health.usable or self.speed.idle_for(now) < self._gap:
+            return False
+        self._gap = min(2 * self._gap, _MAX_GAP)
+        return True
+
+    def look_soon(self) -> None:
+        """It is being used, or was found better than was thought: do not wait long before measuring it again."""
+        self._gap = _FIRST_GAP
 
     def is_bad(self, read: RecordRead) -> bool:
         """Whether this drive gave wrong bytes for the record."""

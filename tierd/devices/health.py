@@ -86,3 +86,8 @@ class DriveHealth:
             self.state = HealthState.PROBING
             return True
         return False
+
+    def put_off(self) -> None:
+        """The probe that was to begin could not; it is still due."""
+        if self.state is HealthState.PROBING:
+            self.state = HealthState.QUARANTINED

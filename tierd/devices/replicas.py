@@ -131,6 +131,8 @@ class ReplicaSet:
         flight = Flight(self, read, slot, memory, done)
         self._flights[id(flight)] = self._by_slot[slot] = flight
         flight.start()
+        if len(self._drives) > 1:
+            self._measure_neglected(read)
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""
@@ -186,6 +188,7 @@ class ReplicaSet:
         """An attempt ended: what that says of the drive."""
         if error is None:
             drive.mark_good(read)
+            drive.look_soon()
             if len(self._drives) == 1:
                 # Nobody takes its reads over, so they show that it is well, and no probe is needed.
                 drive.health.begin_probe(self.clock.time())
@@ -213,6 +216,13 @@ class ReplicaSet:
         self._flights.pop(id(flight), None)
         if self._by_slot.get(flight.first_slot) is flight:
             del self._by_slot[flight.first_slot]
+
+    def _measure_neglected(self, read: RecordRead) -> None:
+        """A drive that was slow once and has not been chosen since would never be again without this."""
+        now = self.clock.time()
+        for drive in list(self._drives.values()):
+            if drive.holds(read) and not drive.is_bad(read) and drive.due_for_measuring(now):
+                self._prober.measure(drive, read)
 
     def _move_away(self, drive: Drive) -> None:
         for flight in list(self._flights.values()):

@@ -18,6 +18,10 @@ DEFAULT_BANDWIDTH: Final = 1e9
 _PRIOR_READS: Final = 4.0
 _DECAY: Final = 0.95
 _LATENCY_GAIN: Final = 0.2
+_STALE_SECONDS: Final = 1.0
+_STALE_WEIGHT: Final = 0.25
+_STALE_GAIN: Final = 0.6
+"""What a drive did long ago says less than what it does now."""
 _RATIOS: Final = 256
 _MIN_RATIOS: Final = 32
 
@@ -64,6 +68,7 @@ class DriveSpeed:
         self._busy = 0.0
         self._pending = 0
         self._busy_since = 0.0
+        self._idle_since: float | None = None
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._slowest: float | None = None
 
@@ -75,6 +80,14 @@ class DriveSpeed:
     def predict(self, nbytes: int) -> float:
         """Seconds until a read submitted now would be done."""
         return (self.queued_bytes + nbytes) / self.bandwidth + self.latency
+
+    def idle_for(self, now: float) -> float:
+        """Seconds since the drive last had anything to do; the first call begins to count."""
+        if self._pending:
+            return 0.0
+        if self._idle_since is None:
+            self._idle_since = now
+        return now - max(self._idle_since, self.last_completion)
 
     def submitted(self, nbytes: int, now: float) -> Expectation:
         """A read begins to wait."""
@@ -94,9 +107,13 @@ class DriveSpeed:
         """A read ended; only good ones teach."""
         self.dropped(expected)
         busy, self._busy_since = now - self._busy_since, now
+        stale = now - self.last_completion > _STALE_SECONDS
         self.last_completion = now
         if not good:
             return
+        if stale:
+            self._bytes *= _STALE_WEIGHT
+            self._busy *= _STALE_WEIGHT
         nbytes = float(expected.nbytes)
         if not self._bytes:
             self._bytes = _PRIOR_READS * nbytes
@@ -105,7 +122,8 @@ class DriveSpeed:
         self._busy = self._busy * _DECAY + max(busy, 0.0)
         self._bandwidth = self._bytes / max(self._busy, 1e-9)
         taken = now - expected.at
-        self.latency += _LATENCY_GAIN * (max(0.0, taken - expected.transfer) - self.latency)
+        gain = _STALE_GAIN if stale else _LATENCY_GAIN
+        self.latency += gain * (max(0.0, taken - expected.transfer) - self.latency)
         self._ratios.append(taken / max(expected.seconds, 1e-9))
         self._slowest = None
 
