@@ -163,7 +163,7 @@ def future(trace: Trace, slots: int) -> list[tuple[int, ...]]:
 
 
 def slots_of(trace: Trace, percent: float) -> int:
-    """Slots of an arena of so many percent of the experts, as the daemon has them; UsageError if a token's do not fit."""
+    """Slots of an arena of so many percent of the experts, as in the daemon; UsageError if a token's do not fit."""
     slots = int(trace.experts_total * percent / 100)
     if slots < trace.top_k:
         raise UsageError(
