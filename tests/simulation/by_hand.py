@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulation.clock import VirtualClock
-from simulation.memory import ObservedPolicy, plain_arena
+from simulation.memory import ObservedPolicy, PlainSessions, plain_arena
 from simulation.records import RECORD_BYTES, VirtualStore
 
 from tierd.arena.table import ABSENT, unpack
@@ -99,10 +99,17 @@ class SessionByHand:
             self.granted.update({grant.expert: grant.word for grant in granted})
 
     def ask(
-        self, *experts: int, layer: int = 0, deadline: float = 60.0, repeated: bool = False, phase: Phase = Phase.DECODE
+        self,
+        *experts: int,
+        layer: int = 0,
+        deadline: float = 60.0,
+        repeated: bool = False,
+        phase: Phase = Phase.DECODE,
+        resident: tuple[int, ...] = (),
+        step: int = 0,
     ) -> int:
         """Make a request; returns its number."""
-        request = AcquireRequest(self.acquires + 1, layer, experts, phase, deadline, repeated)
+        request = AcquireRequest(self.acquires + 1, layer, experts, phase, deadline, repeated, resident, step)
         before, self.granted = self.granted, {}
         self.acquires += 1
         try:
@@ -137,6 +144,7 @@ class BrokerByHand:
         )
         self.policy = ObservedPolicy(Lru())
         self.drive = HeldDrive(self.store)
+        self.sessions = PlainSessions(len(self.store))
         self.waited: list[tuple[Outcome, float]] = []
         self.broker = Broker(
             catalogue=self.store,
@@ -145,6 +153,7 @@ class BrokerByHand:
             device=self.drive,
             clock=self.clock,
             max_experts_per_acquire=slots if most is None else most,
+            sessions=self.sessions,
             on_wait=lambda outcome, seconds: self.waited.append((outcome, seconds)),
         )
         self._sessions = 0

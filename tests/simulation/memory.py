@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import numpy as np
@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from tierd.arena.arena import Arena
 from tierd.arena.memory import SharedPayload
+from tierd.arena.session_block import NewUses
 from tierd.arena.table import ABSENT, ResidencyTable
 from tierd.policy.policy import EvictionPolicy
 
-__all__ = ["ObservedPolicy", "PlainPayload", "PlainTable", "plain_arena"]
+__all__ = ["ObservedPolicy", "PlainPayload", "PlainSessions", "PlainTable", "plain_arena"]
 
 
 class PlainPayload:
@@ -69,6 +70,48 @@ def plain_arena(
         spares=spares,
     )
     return arena, payload, table
+
+
+class PlainSessions:
+    """Session blocks of the daemon's kind, without shared memory: what sessions count and expect."""
+
+    def __init__(self, experts: int) -> None:
+        self._experts = experts
+        self._blocks: dict[int, NDArray[np.uint32]] = {}
+        self._steps: dict[int, NDArray[np.int64]] = {}
+        self._counted: dict[int, NDArray[np.uint32]] = {}
+        self._taken: dict[int, NDArray[np.uint32]] = {}
+        self.expectations: dict[int, NDArray[np.uint8]] = {}
+
+    def note_use(self, session_id: int, flat: int, step: int, *, prefill: bool = False) -> None:
+        """A session counts one use."""
+        if session_id not in self._blocks:
+            for blocks in (self._blocks, self._counted, self._taken):
+                blocks[session_id] = np.zeros((2, self._experts), np.uint32)
+            self._steps[session_id] = np.zeros(self._experts, np.int64)
+        self._blocks[session_id][0 if prefill else 1, flat] += 1
+        self._steps[session_id][flat] = step
+
+    def counts(self) -> Iterator[tuple[int, int, int]]:
+        """See `SessionMemory.counts`."""
+        for session_id, block in self._blocks.items():
+            prefill, decode = (block - self._counted[session_id]).sum(axis=1).tolist()
+            self._counted[session_id] = block.copy()
+            yield session_id, prefill, decode
+
+    def new_uses(self) -> Iterator[tuple[int, NewUses]]:
+        """See `SessionMemory.new_uses`."""
+        for session_id, block in self._blocks.items():
+            rise = (block - self._taken[session_id]).astype(np.int64)
+            self._taken[session_id] = block.copy()
+            steps = self._steps[session_id]
+            experts = np.flatnonzero(rise.any(axis=0))
+            experts = experts[np.argsort(steps[experts], kind="stable")]
+            yield session_id, NewUses(experts, steps[experts], rise[0, experts], rise[1, experts])
+
+    def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
+        """See `SessionMemory.expectation`."""
+        return self.expectations.get(session_id)
 
 
 class ObservedPolicy:
