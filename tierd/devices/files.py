@@ -222,7 +222,8 @@ class FileDevice:
 
     def _finish(self, job: _Job, error: DriveError | None, queued: float, reading: float) -> None:
         """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""
-        done, slot = job.done, job.slot
+        done, slot, file = job.done, job.slot, self._file(job.read)
+        refused = file is not None and not file.direct
 
         def report() -> None:
             if self._by_slot.get(slot) is job:
@@ -232,7 +233,8 @@ class FileDevice:
             stats.queue_seconds += queued
             stats.read_seconds += reading
             stats.durations.observe(reading)
-            stats.direct = all(file.direct for file in self._files)
+            if refused:
+                stats.direct = False
             stats.bytes += job.moved
             if error is None:
                 stats.reads += 1

@@ -24,6 +24,8 @@ _STALE_GAIN: Final = 0.6
 """What a drive did long ago says less than what it does now."""
 _RATIOS: Final = 256
 _MIN_RATIOS: Final = 32
+_NEWS: Final = 16
+"""Reads after which the percentile is found anew: sorting costs more than all the rest."""
 
 
 class Expectation:
@@ -71,6 +73,7 @@ class DriveSpeed:
         self._idle_since: float | None = None
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._slowest: float | None = None
+        self._news = 0
 
     @property
     def bandwidth(self) -> float:
@@ -125,13 +128,14 @@ class DriveSpeed:
         gain = _STALE_GAIN if stale else _LATENCY_GAIN
         self.latency += gain * (max(0.0, taken - expected.transfer) - self.latency)
         self._ratios.append(taken / max(expected.seconds, 1e-9))
-        self._slowest = None
+        self._news += 1
 
     @property
     def p99(self) -> float | None:
-        """99th percentile of real over predicted time of the recent reads; None while there are too few."""
+        """99th percentile of real over predicted time of the recent reads, some reads old; None while too few."""
         if len(self._ratios) < _MIN_RATIOS:
             return None
-        if self._slowest is None:
+        if self._slowest is None or self._news >= _NEWS:
             self._slowest = sorted(self._ratios)[len(self._ratios) * 99 // 100]
+            self._news = 0
         return self._slowest
