@@ -23,6 +23,10 @@ class SlotLife(RuleBasedStateMachine):
         self.experts: dict[int, int] = {}
         self.words: set[int] = set()
         self.taken: set[int] = set()
+        self.active = SLOTS
+
+    def freed(self, slot):
+        self.states[slot] = SlotState.FREE if slot < self.active else SlotState.WITHDRAWN
 
     def attempt(self, legal: bool, step, *args):
         if legal:
@@ -34,6 +38,7 @@ class SlotLife(RuleBasedStateMachine):
     @rule()
     def take(self):
         free = {s for s, state in self.states.items() if state is SlotState.FREE} - self.taken
+        assert all(slot < self.active for slot in free)
         slot = self.table.take_free()
         if free:
             assert slot in free
@@ -43,8 +48,11 @@ class SlotLife(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1))
     def give_back(self, slot):
-        self.attempt(slot in self.taken, self.table.give_back, slot)
+        legal = slot in self.taken
+        self.attempt(legal, self.table.give_back, slot)
         self.taken.discard(slot)
+        if legal:
+            self.freed(slot)
 
     @rule(slot=st.integers(0, SLOTS - 1), expert=st.integers(0, 99))
     def fill(self, slot, expert):
@@ -85,8 +93,16 @@ class SlotLife(RuleBasedStateMachine):
         legal = self.states[slot] in (SlotState.RETIRED, SlotState.ABANDONED)
         self.attempt(legal, self.table.free, slot)
         if legal:
-            self.states[slot] = SlotState.FREE
+            self.freed(slot)
             del self.experts[slot]
+
+    @rule(active=st.integers(1, SLOTS))
+    def resize(self, active):
+        self.table.set_active(active)
+        self.active = active
+        for slot, state in self.states.items():
+            if state in (SlotState.FREE, SlotState.WITHDRAWN) and slot not in self.taken:
+                self.freed(slot)
 
     @rule(slot=st.integers(0, SLOTS - 1))
     def grant(self, slot):

@@ -22,21 +22,30 @@ class Arena:
     is reused; bytes are complete and checked, then the generation rises, a fence, then the word is published.
 
     Attributes:
-        slots: how many experts fit.
+        slots: how many experts fit. `resize` changes it.
+        most_slots: how many it may become.
         spares: slots on top, for reads that go on beside another read of the same expert. Any slot may serve as one;
             so many are kept back.
         slot_bytes: size of a slot.
     """
 
     def __init__(
-        self, payload: SharedPayload, table: ResidencyTable, *, slots: int, slot_bytes: int, spares: int = 0
+        self,
+        payload: SharedPayload,
+        table: ResidencyTable,
+        *,
+        slots: int,
+        slot_bytes: int,
+        spares: int = 0,
+        most_slots: int = 0,
     ) -> None:
         self.slots = slots
+        self.most_slots = max(slots, most_slots)
         self.spares = spares
         self.slot_bytes = slot_bytes
         self._payload = payload
         self._table = table
-        self._states = SlotTable(slots + spares)
+        self._states = SlotTable(self.most_slots + spares, slots + spares)
         self._spares_in_use = 0
         self._fence = WriterFence()
 
@@ -50,6 +59,7 @@ class Arena:
         boot_id: bytes,
         directory: Path | None = None,
         spares: int = 0,
+        growing: bool = False,
     ) -> Arena:
         """An arena of as many slots as fit `arena_bytes`, but no more than there are experts.
 
@@ -60,6 +70,7 @@ class Arena:
             boot_id: 16 random bytes of this start of the daemon.
             directory: a tmpfs directory for the payload; None takes anonymous shared memory.
             spares: slots beyond `arena_bytes`, see `Arena.spares`.
+            growing: whether it may become larger later, up to all experts; that costs addresses, no memory.
 
         Raises:
             UsageError: not even one record fits.
@@ -71,10 +82,13 @@ class Arena:
                 f"--arena: {arena_bytes} bytes hold no expert; one takes {slot_bytes} bytes",
                 hint=f"Give at least {slot_bytes} bytes.",
             )
-        payload = SharedPayload.create((slots + spares) * slot_bytes, directory)
-        table = ResidencyTable.create(boot_id, slot_bytes=slot_bytes, slots=slots + spares, entries=experts)
+        most = max(slots, min(experts, MAX_SLOTS - spares)) if growing else slots
+        payload = SharedPayload.create(
+            (slots + spares) * slot_bytes, directory, most_bytes=(most + spares) * slot_bytes
+        )
+        table = ResidencyTable.create(boot_id, slot_bytes=slot_bytes, slots=most + spares, entries=experts)
         payload.start_prefault()
-        return cls(payload, table, slots=slots, slot_bytes=slot_bytes, spares=spares)
+        return cls(payload, table, slots=slots, slot_bytes=slot_bytes, spares=spares, most_slots=most)
 
     def __repr__(self) -> str:
         return f"<Arena {self.slots} slots of {self.slot_bytes} bytes, {self._states!r}>"
@@ -104,8 +118,75 @@ class Arena:
         return self.spares - self._spares_in_use
 
     def counts(self) -> SlotCounts:
-        """Slots by state; they add up to `slots` and `spares`."""
+        """Slots by state; they add up to `most_slots` and `spares`."""
         return self._states.counts()
+
+    # Growing and shrinking.
+
+    @property
+    def settled(self) -> bool:
+        """Whether no slot beyond the present size is in use any more."""
+        return self.counts().withdrawn == self.most_slots - self.slots
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of shared memory that the present size needs, in whole extents."""
+        return self._payload.used_bytes
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes of shared memory beyond that: not given back yet, or touched again by a reader."""
+        return self._payload.excess_bytes
+
+    def reserve(self, slots: int) -> None:
+        """Get the memory for a larger size; may take seconds, and any thread may call it. Then call `resize`.
+
+        Raises:
+            ArenaError: there is not so much memory.
+        """
+        self._payload.grow((slots + self.spares) * self.slot_bytes)
+
+    def resize(self, slots: int) -> None:
+        """Have `slots` slots from now on, 1 to `most_slots`.
+
+        When they are fewer, the highest ones are not given out any more; `usable` tells which those are, and `settled`
+        when nothing is in them. Then `give_back_memory`.
+        """
+        self._states.set_active(slots + self.spares)
+        self.slots = slots
+
+    def usable(self, slot: int) -> bool:
+        """Whether the slot belongs to the present size."""
+        return slot < self._states.active
+
+    def give_back_memory(self) -> None:
+        """Return the memory of slots beyond the present size to the host; any thread may call it when `settled`."""
+        self._payload.shrink((self.slots + self.spares) * self.slot_bytes)
+        self._payload.punch()
+
+    def move(self, slot: int, to: int, nbytes: int) -> int:
+        """Copy a ready, ungranted expert of `nbytes` bytes to the free slot `to`, and return its new table word."""
+        expert = self._states.expert(slot)
+        assert expert is not None
+        self._states.fill(to, expert)
+        self.view(to, nbytes)[:] = self.view(slot, nbytes)
+        # The new word takes the place of the old one, so readers of the old bytes notice; then a fence, then reuse.
+        word = self.publish(to)
+        self._full_fence()
+        self._states.retire(slot)
+        self._states.free(slot)
+        return word
+
+    def drop(self, slot: int) -> None:
+        """The ready, ungranted slot leaves the table and is free, or withdrawn where it is not usable."""
+        expert = self._states.expert(slot)
+        assert expert is not None
+        self._table.store(expert, ABSENT)
+        self._full_fence()
+        self._states.retire(slot)
+        self._states.free(slot)
+
+    # Slots.
 
     def offer(self) -> ArenaOffer:
         """What the attach socket hands to a node."""
@@ -169,7 +250,7 @@ class Arena:
         return word
 
     def unpublish(self, slots: Sequence[int]) -> None:
-        """The ready, ungranted slots leave the table, behind one fence; they are the caller's free slots then."""
+        """Ready, ungranted, usable slots leave the table behind one fence; they are the caller's free slots then."""
         for slot in slots:
             expert = self._states.expert(slot)
             assert expert is not None

@@ -5,6 +5,10 @@ Pages of 2 MiB make direct reads into the payload about three times as fast. The
 start from: with one page of 4 KiB in each extent it costs 0.07 s of processor time per GiB, with all 512 of them, which
 it must copy and free, ten times as much. Where the host gives none everything works on with small pages, and
 `huge_page_bytes` says so.
+
+The file is as long as the arena may ever become, and only its front is in use: addresses cost nothing. Memory goes
+back to the host by punching holes, never by making the file shorter, which would kill readers by SIGBUS. A read of a
+hole, even through a read-only mapping, gives it memory again: `excess_bytes` shows that, and `punch` undoes it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ _MADV_DONTDUMP: Final = 16
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
 _TMPFS_MAGIC: Final = 0x01021994
+_FALLOC_FL_KEEP_SIZE: Final = 0x01
+_FALLOC_FL_PUNCH_HOLE: Final = 0x02
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _log = structlog.get_logger(__name__)
@@ -41,6 +47,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
 
 class SharedPayload:
@@ -48,36 +55,42 @@ class SharedPayload:
 
     Attributes:
         nbytes: size of the payload, a multiple of 2 MiB.
+        used_bytes: how much of its front is in use, a multiple of 2 MiB; change it with `grow` and `shrink`.
         address: of its first byte in this process, a multiple of 2 MiB.
         huge_page_bytes: how much of it the host holds in huge pages; counted again when pre-faulting has ended.
         populated_bytes: how much of it is mapped to memory by now.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, used_bytes: int, directory: Path | None = None) -> None:
         self.nbytes = nbytes
+        self.used_bytes = used_bytes
         self.huge_page_bytes = 0
         self.populated_bytes = 0
         self._fd = fd
+        self._directory = directory
         self.address = _map_aligned(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
         # Tens of gigabytes of weights have no place in a core dump.
         _libc.madvise(self.address, nbytes, _MADV_DONTDUMP)
         self._bytes = memoryview((ctypes.c_ubyte * nbytes).from_address(self.address)).cast("B")
         os.fchmod(fd, 0o400)
         self._reader_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        self._empty = deque(range(0, nbytes, EXTENT_BYTES))
+        self._empty = deque(range(0, used_bytes, EXTENT_BYTES))
         self._small: list[int] = []
+        self._lock = threading.Lock()
+        """Held for one extent at a time, and while `used_bytes` changes: no extent is filled after it was punched."""
         self._stop = threading.Event()
         self._prefaulted = threading.Event()
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def create(cls, nbytes: int, directory: Path | None = None) -> Self:
+    def create(cls, nbytes: int, directory: Path | None = None, *, most_bytes: int = 0) -> Self:
         """Reserve and map shared memory.
 
         Args:
-            nbytes: wanted size in bytes; rounded up to a multiple of 2 MiB.
+            nbytes: bytes to use; rounded up to a multiple of 2 MiB.
             directory: a directory on a tmpfs, where a nameless file is made that vanishes with its last user;
                 None for a sealed memfd.
+            most_bytes: how far it may grow later; addresses for that are set aside, no memory.
 
         Raises:
             UsageError: `nbytes` is below 1, or `directory` is not on a tmpfs or cannot be written.
@@ -86,7 +99,8 @@ class SharedPayload:
         """
         if nbytes < 1:
             raise UsageError(f"an arena of {nbytes} bytes holds nothing", hint="Give --arena a positive size.")
-        nbytes = -(-nbytes // EXTENT_BYTES) * EXTENT_BYTES
+        nbytes = _whole(nbytes)
+        most_bytes = max(nbytes, _whole(most_bytes))
         if directory is not None:
             _require_tmpfs(directory)
         free = _available_bytes(directory)
@@ -94,11 +108,11 @@ class SharedPayload:
             raise _too_little(nbytes, free, directory)
         fd = _open_memfd() if directory is None else _open_nameless(directory)
         try:
-            os.ftruncate(fd, nbytes)
+            os.ftruncate(fd, most_bytes)
             if directory is None:
                 # Not F_SEAL_FUTURE_WRITE: it would also forbid punching holes, the way to give memory back.
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            payload = cls(fd, nbytes)
+            payload = cls(fd, most_bytes, nbytes, directory)
         except OSError as error:
             os.close(fd)
             raise ArenaError(f"the arena of {nbytes} bytes could not be made: {error.strerror}") from error
@@ -121,6 +135,61 @@ class SharedPayload:
     def reader_fd(self) -> int:
         """A read-only descriptor to hand to nodes; it belongs to the payload."""
         return self._reader_fd
+
+    @property
+    def excess_bytes(self) -> int:
+        """Memory that the file holds beyond what is in use: readers touched holes, or nothing was punched yet."""
+        return max(0, os.fstat(self._fd).st_blocks * 512 - self.used_bytes)
+
+    def grow(self, used_bytes: int) -> None:
+        """Use more of the payload; a tmpfs reserves it at once, which takes about 0.1 s per GiB.
+
+        Raises:
+            ArenaError: there is less memory than that, or it is beyond `nbytes`.
+        """
+        used_bytes, before = _whole(used_bytes), self.used_bytes
+        if used_bytes > self.nbytes:
+            raise ArenaError(f"the arena cannot grow to {used_bytes} bytes; it was made for {self.nbytes} at most")
+        free = _available_bytes(self._directory)
+        if used_bytes - before > free:
+            raise _too_little(used_bytes - before, free, self._directory)
+        if self._directory is not None:
+            try:
+                os.posix_fallocate(self._fd, before, used_bytes - before)
+            except OSError as error:
+                self.punch()
+                raise _too_little(used_bytes - before, free, self._directory) from error
+        with self._lock:
+            self.used_bytes = used_bytes
+            self._empty.extend(range(before, used_bytes, EXTENT_BYTES))
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._prefaulted.clear()
+            self.start_prefault()
+
+    def shrink(self, used_bytes: int) -> None:
+        """Use less of it. What lies behind keeps its memory until `punch`."""
+        with self._lock:
+            self.used_bytes = min(self.used_bytes, _whole(used_bytes))
+            self._empty = deque(offset for offset in self._empty if offset < self.used_bytes)
+            self._small = [offset for offset in self._small if offset < self.used_bytes]
+
+    def punch(self) -> None:
+        """Give back the memory of all that is not in use, in whole extents; its bytes are zeros from now on.
+
+        Raises:
+            ArenaError: the kernel refuses.
+        """
+        with self._lock:
+            length = self.nbytes - self.used_bytes
+            if not length:
+                return
+            mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+            if _libc.fallocate(self._fd, mode, self.used_bytes, length) != 0:
+                raise ArenaError(f"{length} bytes of the arena could not be given back: {_os_error().strerror}")
+            self.populated_bytes = min(self.populated_bytes, self.used_bytes)
+        self.huge_page_bytes = _huge_bytes_of(self.address, self.nbytes)
 
     def start_prefault(self) -> None:
         """Give every page its memory in a background thread, huge pages where the host has them."""
@@ -150,26 +219,33 @@ class SharedPayload:
 
         An extent whose pages a read holds cannot be collapsed (EAGAIN, EBUSY): it is kept for a second try.
         """
-        while self._empty and not self._stop.is_set():
-            offset = self._empty.popleft()
-            os.posix_fallocate(self._fd, offset, _PAGE_BYTES)
-            if _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_COLLAPSE) == 0:
-                self.huge_page_bytes += EXTENT_BYTES
-            else:
-                os.posix_fallocate(self._fd, offset, EXTENT_BYTES)
-                _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_POPULATE_WRITE)
-                self._small.append(offset)
-            self.populated_bytes += EXTENT_BYTES
+        while not self._stop.is_set():
+            with self._lock:
+                if not self._empty:
+                    return
+                self._fill_extent(self._empty.popleft())
+
+    def _fill_extent(self, offset: int) -> None:
+        os.posix_fallocate(self._fd, offset, _PAGE_BYTES)
+        if _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_COLLAPSE) == 0:
+            self.huge_page_bytes += EXTENT_BYTES
+        else:
+            os.posix_fallocate(self._fd, offset, EXTENT_BYTES)
+            _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_POPULATE_WRITE)
+            self._small.append(offset)
+        self.populated_bytes += EXTENT_BYTES
 
     def _prefault(self) -> None:
         try:
             self._fill()
         except OSError as error:
             _log.warning("memory for the arena is short, it fills as experts come", error=error.strerror)
-        for offset in self._small:
+        for offset in list(self._small):
             if self._stop.is_set():
                 return
-            _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_COLLAPSE)
+            with self._lock:
+                if offset < self.used_bytes:
+                    _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_COLLAPSE)
         self.huge_page_bytes = _huge_bytes_of(self.address, self.nbytes)
         self._prefaulted.set()
 
@@ -236,6 +312,11 @@ def _map_aligned(fd: int, nbytes: int, protection: int) -> int:
     if tail := start + reserved - (address + nbytes):
         _libc.munmap(address + nbytes, tail)
     return address
+
+
+def _whole(nbytes: int) -> int:
+    """Rounded up to whole extents."""
+    return -(-nbytes // EXTENT_BYTES) * EXTENT_BYTES
 
 
 def _os_error() -> OSError:

@@ -1,10 +1,12 @@
 """The life of an arena slot, as a pure state machine.
 
-    FREE → FILLING → READY → RETIRED → FREE
+    FREE → FILLING → READY → RETIRED → FREE ⇄ WITHDRAWN
                └──→ ABANDONED ──────────↑
 
 A slot with a system call into it is FILLING or ABANDONED and can be nothing else: a direct read cannot be called back,
 so such a slot is never published, reused or given back before the call returned. A granted slot cannot retire.
+
+An arena that shrinks loses its highest slots: they are WITHDRAWN, those in use as soon as they become free.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class SlotState(Enum):
     READY = "ready"
     RETIRED = "retired"
     ABANDONED = "abandoned"
+    WITHDRAWN = "withdrawn"
 
 
 class SlotCounts(NamedTuple):
@@ -37,6 +40,7 @@ class SlotCounts(NamedTuple):
     retired: int
     abandoned: int
     granted: int
+    withdrawn: int = 0
 
 
 class SlotTable:
@@ -44,13 +48,17 @@ class SlotTable:
 
     Args:
         slots: how many slots there are, 1 to 2**24 - 1.
+        active: how many of them, from the lowest, may be used; all if None.
+
+    Attributes:
+        active: as given, or as `set_active` said last.
 
     Raises:
         LimitExceeded: for another number of slots.
         ArenaError: from any method, for a step that the state machine does not have: an error of the caller.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, active: int | None = None) -> None:
         if not 1 <= slots <= MAX_SLOTS:
             raise LimitExceeded(
                 f"an arena of {slots} slots is outside the limits of 1 to {MAX_SLOTS}",
@@ -66,6 +74,9 @@ class SlotTable:
         self._in_state = dict.fromkeys(SlotState, 0)
         self._in_state[SlotState.FREE] = slots
         self._granted = 0
+        self.active = slots
+        if active is not None:
+            self.set_active(active)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -74,8 +85,22 @@ class SlotTable:
         n = self._in_state
         parts = [f"{n[SlotState.FREE]} free", f"{n[SlotState.FILLING]} filling"]
         parts.append(f"{n[SlotState.READY]} ready ({self._granted} granted)")
-        parts += [f"{n[s]} {s.value}" for s in (SlotState.RETIRED, SlotState.ABANDONED) if n[s]]
+        parts += [f"{n[s]} {s.value}" for s in (SlotState.RETIRED, SlotState.ABANDONED, SlotState.WITHDRAWN) if n[s]]
         return f"slots: {', '.join(parts)}"
+
+    def set_active(self, active: int) -> None:
+        """Use the lowest `active` slots only, 1 to all: one step for each slot of the table, so not a frequent call."""
+        if not 1 <= active <= len(self._states):
+            raise LimitExceeded(f"{active} of {len(self._states)} slots cannot be used")
+        self.active = active
+        for slot in self._free_list:
+            if slot >= active:
+                self._move(slot, SlotState.WITHDRAWN)
+        # The lowest are taken first, so that the next shrinking finds the highest empty.
+        back = [slot for slot in range(active - 1, -1, -1) if self._states[slot] is SlotState.WITHDRAWN]
+        for slot in back:
+            self._move(slot, SlotState.FREE)
+        self._free_list = back + [slot for slot in self._free_list if slot < active]
 
     @property
     def available(self) -> int:
@@ -96,7 +121,7 @@ class SlotTable:
         if not self._taken[slot]:
             raise ArenaError(f"slot {slot} was not taken, so it cannot be given back")
         self._taken[slot] = 0
-        self._free_list.append(slot)
+        self._list_free(slot)
 
     def fill(self, slot: int, expert: int) -> None:
         """A read of `expert` into the taken `slot` is about to start."""
@@ -137,7 +162,7 @@ class SlotTable:
             raise ArenaError(f"slot {slot} is {state.value}; only a retired or abandoned slot can become free")
         self._experts[slot] = None
         self._move(slot, SlotState.FREE)
-        self._free_list.append(slot)
+        self._list_free(slot)
 
     def grant(self, slot: int) -> None:
         """A session relies on the ready slot until `ungrant`. Grants are counted."""
@@ -183,7 +208,14 @@ class SlotTable:
             retired=n[SlotState.RETIRED],
             abandoned=n[SlotState.ABANDONED],
             granted=self._granted,
+            withdrawn=n[SlotState.WITHDRAWN],
         )
+
+    def _list_free(self, slot: int) -> None:
+        if slot < self.active:
+            self._free_list.append(slot)
+        else:
+            self._move(slot, SlotState.WITHDRAWN)
 
     def _check(self, slot: int) -> None:
         if not 0 <= slot < len(self._states):
