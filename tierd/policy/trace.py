@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from tierd.errors import UsageError
 
-__all__ = ["Trace", "TraceWriter", "load_trace"]
+__all__ = ["Trace", "TraceWriter", "join_traces", "load_trace"]
 
 _MOST_BYTES: Final = 4 << 30
 _MOST_EXPERTS: Final = 1 << 22
@@ -122,6 +122,34 @@ def load_trace(path: Path) -> Trace:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
         raise UsageError(f"{path}: cannot be read as a trace: {error}") from None
     return _checked(str(path), arrays)
+
+
+def join_traces(traces: Sequence[Trace]) -> Trace:
+    """One run after the other, in the same arena; UsageError if they are of different models."""
+    first = traces[0]
+    if len(traces) == 1:
+        return first
+    steps: list[NDArray[np.int64]] = []
+    sequences: list[NDArray[np.int64]] = []
+    step = sequence = 0
+    for trace in traces:
+        if (trace.layers, trace.layer_experts, trace.top_k) != (first.layers, first.layer_experts, first.top_k):
+            raise UsageError(f"{first.name} and {trace.name} are traces of different models")
+        if len(trace):
+            steps.append(trace.steps - trace.steps[0] + step)
+            sequences.append(trace.sequences - trace.sequences.min() + sequence)
+            step, sequence = int(steps[-1][-1]) + 1, int(sequences[-1].max()) + 1
+    return Trace(
+        " + ".join(trace.name for trace in traces),
+        np.concatenate([trace.tokens for trace in traces]),
+        np.concatenate([trace.experts for trace in traces]),
+        np.concatenate([np.zeros(0, np.int64), *steps]),
+        np.concatenate([trace.prefill for trace in traces]),
+        np.concatenate([np.zeros(0, np.int64), *sequences]),
+        first.layers,
+        first.layer_experts,
+        max(trace.expert_bytes for trace in traces),
+    )
 
 
 def _checked(name: str, arrays: dict[str, NDArray[Any]]) -> Trace:
