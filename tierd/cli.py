@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tierd import __version__
-from tierd.commands import convert, demo, doctor, inspect, mirror, serve, stats, verify
+from tierd.commands import convert, demo, doctor, inspect, mirror, replay, scrub, serve, stats, verify
 from tierd.errors import TierdError
 
 __all__ = ["app", "main"]
@@ -32,7 +32,7 @@ def _root(
         raise typer.Exit
 
 
-for command in (serve, convert, inspect, verify, mirror, doctor, stats, demo):
+for command in (serve, convert, inspect, verify, mirror, scrub, doctor, stats, replay, demo):
     command.register(app)
 
 

@@ -445,3 +445,112 @@ class RemoveMirrorResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveMirrorResponse: _TypeAlias = RemoveMirrorResponse  # noqa: Y015
+
+@_typing.final
+class ScrubRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    bytes_per_second: _builtins.int
+    """Of all drives together; 0 stands for 100 MB."""
+    def __init__(
+        self,
+        *,
+        bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubRequest: _TypeAlias = ScrubRequest  # noqa: Y015
+
+@_typing.final
+class ScrubResponse(_message.Message):
+    """Progress, about twice a second; the last message has `done`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    DRIVE_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    bytes_done: _builtins.int
+    bytes_total: _builtins.int
+    records: _builtins.int
+    drive: _builtins.str
+    """Where it is now."""
+    file: _builtins.str
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScrubProblem]:
+        """Found since the last message."""
+
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool = ...,
+        bytes_done: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        records: _builtins.int = ...,
+        drive: _builtins.str = ...,
+        file: _builtins.str = ...,
+        problems: _abc.Iterable[Global___ScrubProblem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "done", b"done", "drive", b"drive", "file", b"file", "problems", b"problems", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubResponse: _TypeAlias = ScrubResponse  # noqa: Y015
+
+@_typing.final
+class ScrubProblem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRIVE_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    drive: _builtins.str
+    file: _builtins.str
+    """Path on the daemon's host."""
+    reason: _builtins.str
+    layer: _builtins.int
+    """Absent where the file as a whole is wrong."""
+    expert: _builtins.int
+    offset: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        drive: _builtins.str = ...,
+        file: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        layer: _builtins.int | None = ...,
+        expert: _builtins.int | None = ...,
+        offset: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "_layer", b"_layer", "expert", b"expert", "layer", b"layer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "_layer", b"_layer", "bytes", b"bytes", "drive", b"drive", "expert", b"expert", "file", b"file", "layer", b"layer", "offset", b"offset", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expert: _TypeAlias = _typing.Literal["expert"]  # noqa: Y015
+    _WhichOneofArgType__expert: _TypeAlias = _typing.Literal["_expert", b"_expert"]  # noqa: Y015
+    _WhichOneofReturnType__layer: _TypeAlias = _typing.Literal["layer"]  # noqa: Y015
+    _WhichOneofArgType__layer: _TypeAlias = _typing.Literal["_layer", b"_layer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert) -> _WhichOneofReturnType__expert | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__layer) -> _WhichOneofReturnType__layer | None: ...
+
+Global___ScrubProblem: _TypeAlias = ScrubProblem  # noqa: Y015

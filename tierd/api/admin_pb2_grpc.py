@@ -54,6 +54,11 @@ class AdminServiceStub:
                 request_serializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.SerializeToString,
                 response_deserializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.FromString,
                 _registered_method=True)
+        self.Scrub = channel.unary_stream(
+                '/tierd.v1.AdminService/Scrub',
+                request_serializer=tierd_dot_api_dot_admin__pb2.ScrubRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_admin__pb2.ScrubResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -86,6 +91,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scrub(self, request, context):
+        """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
+        at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +121,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RemoveMirror,
                     request_deserializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.FromString,
                     response_serializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.SerializeToString,
+            ),
+            'Scrub': grpc.unary_stream_rpc_method_handler(
+                    servicer.Scrub,
+                    request_deserializer=tierd_dot_api_dot_admin__pb2.ScrubRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_admin__pb2.ScrubResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +236,33 @@ class AdminService:
             '/tierd.v1.AdminService/RemoveMirror',
             tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.SerializeToString,
             tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scrub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tierd.v1.AdminService/Scrub',
+            tierd_dot_api_dot_admin__pb2.ScrubRequest.SerializeToString,
+            tierd_dot_api_dot_admin__pb2.ScrubResponse.FromString,
             options,
             channel_credentials,
             insecure,

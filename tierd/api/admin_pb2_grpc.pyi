@@ -38,6 +38,10 @@ class AdminServiceStub:
     """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
     RemoveMirror: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveMirrorRequest, _admin_pb2.RemoveMirrorResponse]
     """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
+    Scrub: _grpc.UnaryStreamMultiCallable[_admin_pb2.ScrubRequest, _admin_pb2.ScrubResponse]
+    """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
+    at a time.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -49,6 +53,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
     RemoveMirror: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveMirrorRequest, _admin_pb2.RemoveMirrorResponse]  # type: ignore[assignment]
     """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
+    Scrub: _aio.UnaryStreamMultiCallable[_admin_pb2.ScrubRequest, _admin_pb2.ScrubResponse]  # type: ignore[assignment]
+    """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
+    at a time.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,5 +89,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RemoveMirrorResponse, _abc.Awaitable[_admin_pb2.RemoveMirrorResponse]]:
         """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
+
+    @_abc_1.abstractmethod
+    def Scrub(
+        self,
+        request: _admin_pb2.ScrubRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ScrubResponse], _abc.AsyncIterator[_admin_pb2.ScrubResponse]]:
+        """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
+        at a time.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,7 +30,7 @@ class Pace:
         bytes_per_second: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         if bytes_per_second is not None and not bytes_per_second > 0:
             raise UsageError(f"a rate of {bytes_per_second} bytes per second lets nothing through")

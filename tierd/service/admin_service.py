@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,20 +15,28 @@ from tierd.api import admin_pb2_grpc
 from tierd.errors import TierdError
 from tierd.rpc import status_of
 from tierd.service.drives import Drives
+from tierd.service.scrubbing import DEFAULT_RATE, Scrubber, ScrubFinding, ScrubState
 from tierd.service.statistics import drive_statistics
 
 __all__ = ["AdminService"]
+
+_FINDINGS_PER_MESSAGE = 1000
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Statistics, a graceful stop, and drives that come and go."""
+    """Statistics, a graceful stop, drives that come and go, and reading them all again."""
 
     def __init__(
-        self, stats: Callable[[], pb.GetStatsResponse], stop: Callable[[float | None], None], drives: Drives
+        self,
+        stats: Callable[[], pb.GetStatsResponse],
+        stop: Callable[[float | None], None],
+        drives: Drives,
+        scrubber: Scrubber,
     ) -> None:
         self._stats = stats
+        self._scrubber = scrubber
         self._stop = stop
         self._drives = drives
 
@@ -67,6 +76,49 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         except TierdError as error:
             await context.abort(status_of(error), str(error))
         return pb.RemoveMirrorResponse(name=info.name)
+
+    async def Scrub(  # noqa: N802, the name is the contract's
+        self, request: pb.ScrubRequest, context: _Context
+    ) -> AsyncIterator[pb.ScrubResponse]:
+        """Read all copies again while the call lasts; only over a Unix socket, whose user may have the drives' time."""
+        await _require_unix(context)
+        told = 0
+        try:
+            async with contextlib.aclosing(self._scrubber.run(request.bytes_per_second or DEFAULT_RATE)) as states:
+                async for state in states:
+                    last = False
+                    while not last:
+                        fresh = state.findings[told : told + _FINDINGS_PER_MESSAGE]
+                        told += len(fresh)
+                        last = told == len(state.findings)
+                        yield _progress(state, fresh, done=state.done and last)
+        except TierdError as error:
+            await context.abort(status_of(error), str(error))
+
+
+def _progress(state: ScrubState, fresh: list[ScrubFinding], *, done: bool) -> pb.ScrubResponse:
+    return pb.ScrubResponse(
+        done=done,
+        bytes_done=state.bytes_done,
+        bytes_total=state.bytes_total,
+        records=state.records,
+        drive=state.drive,
+        file=state.file,
+        problems=[_problem(finding) for finding in fresh],
+    )
+
+
+def _problem(finding: ScrubFinding) -> pb.ScrubProblem:
+    problem = finding.problem
+    return pb.ScrubProblem(
+        drive=finding.drive,
+        file=str(finding.path),
+        reason=problem.reason,
+        layer=problem.layer,
+        expert=problem.expert,
+        offset=problem.offset or 0,
+        bytes=problem.nbytes or 0,
+    )
 
 
 async def _require_unix(context: _Context) -> None:

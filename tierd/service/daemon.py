@@ -30,6 +30,7 @@ from tierd.service.catalogue import StoreCatalogue
 from tierd.service.drives import PRIMARY, Drives
 from tierd.service.listening import Listener, check_local
 from tierd.service.record_reader import RecordReader
+from tierd.service.scrubbing import Scrubber
 from tierd.service.session_service import SessionService
 from tierd.service.statistics import statistics
 from tierd.service.store_service import StoreService
@@ -185,7 +186,8 @@ class Daemon:
             default_deadline=self._settings.deadline_seconds,
         )
         store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.stats, self.stop, self._drives), server)
+        admin = AdminService(self.stats, self.stop, self._drives, Scrubber(store, self._drives))
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
