@@ -70,9 +70,9 @@ class Daemon:
         self.wait_until_up()
         return self
 
-    def launch(self):
+    def launch(self, command=(sys.executable, "-m", "tierd")):
         before = self.log_path.stat().st_size if self.log_path.exists() else 0
-        arguments = [sys.executable, "-m", "tierd", "serve", str(self.store), "--listen", self.listen, *self.options]
+        arguments = [*command, "serve", str(self.store), "--listen", self.listen, *self.options]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._log_start = before
