@@ -14,15 +14,17 @@ How a request goes:
 4. As reads land, their experts are published, granted to every session that waits for them, and answered.
 
 Residents that a session reads without asking are counted by the session, in memory that it shares; see `UnaskedUses`.
+While nobody waits, experts that were likely used before may be read into free slots; see `BackgroundReads`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
-from tierd.broker_records import Acquire, Reading, Resident, Session
+from tierd.background import BackgroundReads
+from tierd.broker_records import Acquire, Reading, Resident, Session, check_request
 from tierd.clock import Clock
 from tierd.devices.device import Device
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
@@ -39,6 +41,7 @@ from tierd.requests import (
     Reason,
     Refused,
 )
+from tierd.residents import ClearingOut, Residents
 from tierd.unasked import NoSessionMemory, UnaskedUses
 
 __all__ = ["Broker"]
@@ -75,9 +78,11 @@ class Broker:
             sessions or NoSessionMemory(), self._stats, policy, lambda flat: catalogue.record(flat).layer
         )
         self._sessions: dict[int, Session] = {}
-        self._resident: dict[int, Resident] = {}
+        self._resident = Residents(memory, policy, catalogue, self._stats)
         self._reading: dict[int, Reading] = {}
         self._queue: deque[Acquire] = deque()
+        self._clearing = ClearingOut(self._resident, memory, clock, lambda: len(self._reading), self._admit)
+        self.background = BackgroundReads()
 
     def __repr__(self) -> str:
         return (
@@ -91,7 +96,7 @@ class Broker:
         """A session begins; its answers go to `listener`."""
         if session_id in self._sessions:
             raise LimitExceeded(f"session {session_id} is open already")
-        self._sessions[session_id] = Session(session_id, listener)
+        self._sessions[session_id] = Session(session_id, listener, self.max_experts_per_acquire)
         self._unasked.begin(session_id)
 
     def close_session(self, session_id: int) -> None:
@@ -109,8 +114,8 @@ class Broker:
         Raises:
             LimitExceeded: no experts, too many, one twice, or one that the store does not have. Nothing was counted.
         """
-        wanted, used = self._checked(request)
         session = self._sessions[session_id]
+        wanted, used = check_request(request, session.most, self._catalogue)
         self._end_acquire(session, "the session asked for something else", tell=True)
         self._unasked.tell(self._known)
         self._unasked.told(session_id, used)
@@ -123,6 +128,7 @@ class Broker:
         session.requests += len(wanted)
         acquire.timer = self._clock.call_later(request.deadline, lambda: self._expire(acquire))
         self._queue.append(acquire)
+        self._make_way(wanted)
         self._admit()
 
     def release(self, session_id: int, acquire_id: int) -> None:
@@ -184,25 +190,64 @@ class Broker:
         """Reads in flight."""
         return len(self._reading)
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything has its place after the arena's size changed last."""
+        return self._clearing.finished
+
     def resident(self) -> list[int]:
         """Flat numbers of the experts in RAM."""
         return list(self._resident)
+
+    # What operators change.
+
+    def warm(self, flats: Iterable[int], depth: int) -> None:
+        """Read these experts, the first ones first, into free slots while nobody waits for a drive.
+
+        Args:
+            flats: flat numbers; those in RAM are passed over.
+            depth: reads in flight at a time.
+        """
+        self.background.begin(flats, depth)
+        self._admit()
+
+    def resized(self, max_experts_per_acquire: int) -> list[int]:
+        """The arena has another number of slots: sessions that begin now may ask for so many experts at once.
+
+        What does not fit any more is evicted or moved a little later, see `ClearingOut`.
+
+        Returns:
+            Sessions that were told more than fits now. They must be ended; their nodes come back.
+        """
+        self.max_experts_per_acquire = max_experts_per_acquire
+        self._clearing.begin()
+        return [session.id for session in self._sessions.values() if session.most > self._memory.slots]
 
     # Admission.
 
     def _admit(self) -> None:
         while self._queue and self._fits(self._queue[0]):
             self._start(self._queue.popleft())
+        if self.background and not self._queue:
+            self.background.go_on(self._reading, self._known, self._memory.take, self._read_ahead)
+
+    def _read_ahead(self, flat: int, slot: int) -> None:
+        self._policy.inserted(flat)
+        self._begin_read(flat, Reading(slot, background=True))
+        self._submit(flat)
+
+    def _make_way(self, wanted: Container[int]) -> None:
+        for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
+            del self._reading[flat]
+            self._memory.give_back(slot)
+            self._policy.removed(flat)
 
     def _fits(self, acquire: Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
         held = self._memory.granted + len(self._reading)
-        new = sum(
-            1
-            for flat in acquire.wanted
-            if flat not in self._reading
-            and not ((r := self._resident.get(flat)) is not None and self._memory.grants(r.slot))
-        ) + sum(map(self._evictable, acquire.used))
+        new = sum(1 for flat in acquire.wanted if flat not in self._reading and not self._resident.granted(flat)) + sum(
+            map(self._resident.evictable, acquire.used)
+        )
         return held + new <= self._memory.slots
 
     def _start(self, acquire: Acquire) -> None:
@@ -225,17 +270,23 @@ class Broker:
                 reading.waiters.append(acquire)
             else:
                 starting.append(flat)
-        slots = self._make_room(len(starting))
-        for flat, slot in zip(starting, slots, strict=True):
+        for flat, slot in zip(starting, self._resident.make_room(len(starting)), strict=True):
             self._policy.inserted(flat)
             self._policy.used(flat)
-            self._memory.fill(slot, flat)
-            self._reading[flat] = Reading([acquire])
+            self._begin_read(flat, Reading(slot, [acquire]))
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
-        for flat, slot in zip(starting, slots, strict=True):
-            self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
+        for flat in starting:
+            self._submit(flat)
         self._settle(acquire)
+
+    def _begin_read(self, flat: int, reading: Reading) -> None:
+        self._memory.fill(reading.slot, flat)
+        self._reading[flat] = reading
+
+    def _submit(self, flat: int) -> None:
+        slot = self._reading[flat].slot
+        self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
 
     def _begin(self, acquire: Acquire) -> None:
         """Tell the policy who asks, and keep what the session uses without asking where it is."""
@@ -249,37 +300,16 @@ class Broker:
                 self._memory.grant(resident.slot)
                 acquire.granted.append(resident)
 
-    def _make_room(self, count: int) -> list[int]:
-        """`count` free slots: unused ones first, then those of the policy's victims, behind one fence."""
-        slots: list[int] = []
-        victims: list[int] = []
-        while len(slots) + len(victims) < count:
-            slot = self._memory.take()
-            if slot is not None:
-                slots.append(slot)
-                continue
-            victim = self._policy.victim(self._evictable)
-            if victim is None:
-                raise AssertionError(f"admission promised room that is not there: {self!r}")
-            self._policy.removed(victim)
-            victims.append(self._resident.pop(victim).slot)
-            self._stats.evictions += 1
-        if victims:
-            self._memory.unpublish(victims)
-        return slots + victims
-
     def _known(self, flat: int) -> bool:
         return flat in self._resident or flat in self._reading
-
-    def _evictable(self, flat: int) -> bool:
-        resident = self._resident.get(flat)
-        return resident is not None and not self._memory.grants(resident.slot)
 
     # What the drive calls back.
 
     def _landed(self, flat: int, error: DriveError | None, slot: int) -> None:
         """The read of an expert ended, in the slot that it was given or in a spare one."""
         reading = self._reading.pop(flat)
+        if reading.background:
+            self.background.ended(good=error is None)
         if error is not None:
             self._memory.give_back(slot)
             self._policy.removed(flat)
@@ -287,8 +317,7 @@ class Broker:
             for acquire in reading.waiters:
                 self._refuse(acquire, [flat], reason, str(error), tell=True)
         else:
-            resident = Resident(slot, self._memory.publish(slot))
-            self._resident[flat] = resident
+            resident = self._resident.landed(flat, slot)
             for acquire in reading.waiters:
                 granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))
                 acquire.session.listener.answered(acquire.request.id, [granted], [])
@@ -361,22 +390,6 @@ class Broker:
         )
         self._refuse_rest(acquire, Reason.DEADLINE_EXCEEDED, detail, tell=True)
         self._admit()
-
-    # Checks.
-
-    def _checked(self, request: AcquireRequest) -> tuple[dict[int, int], list[int]]:
-        """Flat numbers of what is wanted, with the layer's own, and of what is used without asking."""
-        count = len(request.experts) + len(request.resident)
-        if not request.experts or count > self.max_experts_per_acquire:
-            raise LimitExceeded(
-                f"acquire {request.id} names {count} experts; between 1 and {self.max_experts_per_acquire} fit",
-                hint="Ask for more in waves.",
-            )
-        wanted = {self._catalogue.flat(request.layer, expert): expert for expert in request.experts}
-        used = [self._catalogue.flat(request.layer, expert) for expert in request.resident]
-        if len(wanted.keys() | set(used)) != count:
-            raise LimitExceeded(f"acquire {request.id} names an expert of layer {request.layer} twice")
-        return wanted, used
 
     def _counts(self, request: AcquireRequest) -> PhaseCounts:
         return PhaseCounts() if request.repeated else self._stats.phases[request.phase]

@@ -1,13 +1,15 @@
-"""What the broker keeps in mind: residents, running reads, requests and sessions."""
+"""What the broker keeps in mind: residents, running reads, requests and sessions; and which requests it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from tierd.clock import Timer
+from tierd.errors import LimitExceeded
+from tierd.interfaces import Catalogue
 from tierd.requests import AcquireRequest, Listener, Outcome, PhaseCounts
 
-__all__ = ["Acquire", "Reading", "Resident", "Session"]
+__all__ = ["Acquire", "Reading", "Resident", "Session", "check_request"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +22,11 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A read in flight, and the requests that wait for it."""
+    """A read in flight: the slot that the drive was given, who waits, and whether it began with nobody waiting."""
 
+    slot: int
     waiters: list[Acquire] = field(default_factory=list)
+    background: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +60,32 @@ class Acquire:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """An open session: its one request, how many experts it asked for by message, and its highest step."""
+    """An open session: its one request, how many experts it asked for by message, and its highest step.
+
+    `most` is how many experts it was told that it may ask for at once.
+    """
 
     id: int
     listener: Listener
+    most: int
     acquire: Acquire | None = None
     requests: int = 0
     step: int = 0
+
+
+def check_request(request: AcquireRequest, most: int, catalogue: Catalogue) -> tuple[dict[int, int], list[int]]:
+    """Flat numbers of what is wanted, with the layer's own, and of what is used without asking.
+
+    Raises:
+        LimitExceeded: no experts, more than `most`, one twice, or one that the store does not have.
+    """
+    count = len(request.experts) + len(request.resident)
+    if not request.experts or count > most:
+        raise LimitExceeded(
+            f"acquire {request.id} names {count} experts; between 1 and {most} fit", hint="Ask for more in waves."
+        )
+    wanted = {catalogue.flat(request.layer, expert): expert for expert in request.experts}
+    used = [catalogue.flat(request.layer, expert) for expert in request.resident]
+    if len(wanted.keys() | set(used)) != count:
+        raise LimitExceeded(f"acquire {request.id} names an expert of layer {request.layer} twice")
+    return wanted, used

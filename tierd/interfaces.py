@@ -28,7 +28,20 @@ class ResidentMemory(AttemptMemory, Protocol):
     """The arena as the broker sees it: slots in shared memory and the table that tells readers of them."""
 
     slots: int
-    """Slots that admission may count on; the spare ones of `AttemptMemory` come on top."""
+    """Slots that admission may count on; the spare ones of `AttemptMemory` come on top. It may change."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether no slot beyond the present size is in use any more."""
+
+    def usable(self, slot: int) -> bool:
+        """Whether the slot belongs to the present size."""
+
+    def move(self, slot: int, to: int, nbytes: int) -> int:
+        """Copy a ready, ungranted expert of `nbytes` bytes to the free slot `to`, and return its new table word."""
+
+    def drop(self, slot: int) -> None:
+        """The ready, ungranted slot leaves the table and is free, or withdrawn where it is not usable."""
 
     @property
     def granted(self) -> int:

@@ -75,15 +75,16 @@ def check_slots(world: World) -> SlotCounts:
     table, arena = world.arena._states, world.arena
     states = [table._states.count(state) for state in SlotState]
     counts = arena.counts()
-    told = [counts.free, counts.filling, counts.ready, counts.retired, counts.abandoned]
+    told = [counts.free, counts.filling, counts.ready, counts.retired, counts.abandoned, counts.withdrawn]
     assert told == states, f"{counts} is not what the slots say: {states}"
-    assert sum(told) == len(table) == arena.slots + arena.spares, f"{counts} are not {len(table)} slots"
+    assert sum(told) == len(table) == arena.most_slots + arena.spares, f"{counts} are not {len(table)} slots"
     assert sorted(table._free_list) == [n for n, state in enumerate(table._states) if state is SlotState.FREE], (
         "the free list is not the free slots"
     )
     reading = world.broker.reading
     spares = counts.filling + counts.abandoned - reading
-    assert counts.ready + reading <= arena.slots, f"{counts.ready} ready and {reading} reading of {arena.slots} slots"
+    within = counts.ready + reading <= arena.slots
+    assert within or world.clearing_out, f"{counts.ready} ready and {reading} reading of {arena.slots} slots"
     assert spares == arena._spares_in_use <= arena.spares, f"{spares} of {arena.spares} spare slots in use: {arena!r}"
     return counts
 
@@ -164,6 +165,7 @@ def check_at_rest(world: World) -> None:
     counts = world.arena.counts()
     assert not world.ledger.sessions, f"sessions {list(world.ledger.sessions)} never ended"
     assert counts.granted == counts.filling == counts.retired == counts.abandoned == 0, f"left over: {counts}"
+    assert world.broker.settled, f"experts are left in slots that the arena lost: {counts}"
     assert counts.free + counts.ready == world.arena.slots + world.arena.spares, f"slots are lost: {counts}"
     assert world.broker.queued == world.broker.reading == world.broker.pending() == 0, f"{world.broker!r}"
     assert not world.clock.waiting, f"{world.clock.waiting} calls are still to come"

@@ -58,16 +58,17 @@ class PlainTable:
 
 
 def plain_arena(
-    *, slots: int, slot_bytes: int, experts: int, spares: int = 0
+    *, slots: int, slot_bytes: int, experts: int, spares: int = 0, most_slots: int = 0
 ) -> tuple[Arena, PlainPayload, PlainTable]:
     """The arena that the daemon uses, with its slot states and its order of steps, in this process's memory."""
-    payload, table = PlainPayload((slots + spares) * slot_bytes), PlainTable(experts)
+    payload, table = PlainPayload((max(slots, most_slots) + spares) * slot_bytes), PlainTable(experts)
     arena = Arena(
         cast("SharedPayload", payload),
         cast("ResidencyTable", table),
         slots=slots,
         slot_bytes=slot_bytes,
         spares=spares,
+        most_slots=most_slots,
     )
     return arena, payload, table
 

@@ -14,6 +14,7 @@ from tierd.devices.replicas import ReplicaSet
 from tierd.errors import ChecksumMismatch
 from tierd.policy.lru import Lru
 from tierd.requests import Outcome, Reason
+from tierd.residents import Residents
 
 __all__ = ["MUTANTS", "Replacement"]
 
@@ -22,12 +23,13 @@ Replacement = tuple[type, str, Callable[..., Any]]
 
 # Kept, since some wrong steps are the right ones with a twist.
 _landed, _start, _grant, _fill = Broker._landed, Broker._start, Broker._grant, Arena.fill
+_move = Arena.move
 _flight_landed, _pick = Flight._landed, ReplicaSet.pick
 _end_acquire, _expire, _refuse, _admit = Broker._end_acquire, Broker._expire, Broker._refuse, Broker._admit
 
 
-def _anything_resident(self: Broker, flat: int) -> bool:
-    return flat in self._resident
+def _anything_resident(self: Residents, flat: int) -> bool:
+    return flat in self
 
 
 def _retire_blindly(self: SlotTable, slot: int) -> None:
@@ -181,9 +183,23 @@ def _try_one_drive_only(self: ReplicaSet, read: Any, tried: Any, *, sound: bool 
     return None if tried else _pick(self, read, tried, sound=sound)
 
 
+def _move_the_word_alone(self: Arena, slot: int, to: int, nbytes: int) -> int:
+    del nbytes
+    return _move(self, slot, to, 0)
+
+
+def _reuse_a_lost_slot(self: SlotTable, slot: int) -> None:
+    self._free_list.append(slot)
+
+
+def _leave_the_lost_slots_full(self: Residents, reading: int, most_bytes: int) -> bool:
+    del self, reading, most_bytes
+    return True
+
+
 MUTANTS: dict[str, list[Replacement]] = {
     "granted experts are evicted": [
-        (Broker, "_evictable", _anything_resident),
+        (Residents, "evictable", _anything_resident),
         (SlotTable, "retire", _retire_blindly),
     ],
     "an expert is published before it landed": [(Arena, "fill", _publish_before_it_landed)],
@@ -210,6 +226,9 @@ MUTANTS: dict[str, list[Replacement]] = {
     "a read that hangs is not saved": [(Flight, "_rescue", _wait_for_what_hangs)],
     "a record is delivered twice": [(Flight, "_landed", _deliver_again)],
     "a failed read is not tried on another drive": [(ReplicaSet, "pick", _try_one_drive_only)],
+    "a moved expert leaves its bytes behind": [(Arena, "move", _move_the_word_alone)],
+    "a slot that the arena lost is used again": [(SlotTable, "_list_free", _reuse_a_lost_slot)],
+    "a smaller arena keeps what it has": [(Residents, "clear_out", _leave_the_lost_slots_full)],
     "the policy keeps what has left": [(Lru, "removed", _forget_nobody)],
 }
 """By what goes wrong."""

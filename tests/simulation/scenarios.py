@@ -31,6 +31,8 @@ class Scenario:
         must_serve: nothing may fail, since one drive is well and deadlines are long enough to find out which.
         spares: slots of the arena that are kept back for attempts beside a running one.
         drive_changes: how often an operator takes a drive away, and brings it back, meanwhile.
+        size_changes: how often an operator makes the arena smaller or larger, down to `most` slots.
+        most_slots: how large it may become; 0 is as large as it is.
         policy: name of the eviction policy.
         patience: most ticks after which a node cancels, moves on or dies.
         life_line: seconds after which the death of a silent node is noticed.
@@ -48,6 +50,8 @@ class Scenario:
     spares: int = 0
     unlocked_reads: int = 0
     drive_changes: int = 0
+    size_changes: int = 0
+    most_slots: int = 0
     policy: str = "lru"
     patience: int = 12
     life_line: float = 2.0
@@ -205,6 +209,43 @@ def _one_sound_drive(rng: Random) -> Scenario:
     )
 
 
+def _sizes(rng: Random) -> Scenario:
+    """The arena shrinks and grows under nodes of all kinds, sick drives, and reads that nobody waits for."""
+    slots = rng.randint(2, 8)
+    node = NodeHabits(
+        steps=rng.randint(2, 6),
+        top_k=rng.randint(1, 4),
+        favourites=rng.choice((0, 2)),
+        compute=rng.randint(0, 8),
+        deadline=(512, 4096),
+        hasty=rng.choice((0, 0.2)),
+        cancels=rng.choice((0, 0.1)),
+        dies=rng.choice((0, 0.05)),
+    )
+    drive = DriveHabits(
+        workers=rng.randint(1, 4),
+        slowest=rng.choice((2, 16)),
+        io_error=rng.choice((0, 0.2)),
+        flipped=rng.choice((0, 0.1)),
+        at_once=rng.choice((0, 0.3)),
+    )
+    copies = rng.random() < 0.5
+    return Scenario(
+        layers=rng.randint(1, 3),
+        experts_per_layer=rng.randint(4, 8),
+        slots=slots,
+        most=rng.randint(1, slots),
+        nodes=(node,) * rng.randint(1, 4),
+        drives=(drive, DriveHabits(workers=2)) if copies else (drive,),
+        replicated=copies,
+        spares=rng.randint(0, 3),
+        unlocked_reads=rng.choice((0, 4)),
+        policy=rng.choice(sorted(POLICIES)),
+        size_changes=rng.randint(1, 6),
+        most_slots=slots + rng.randint(0, 6),
+    )
+
+
 SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "steady": _steady,
     "waves": _waves,
@@ -212,5 +253,6 @@ SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "rude-nodes": _rude_nodes,
     "mirrors": _mirrors,
     "one-sound-drive": _one_sound_drive,
+    "sizes": _sizes,
 }
 """By name; each draws its sizes and habits from the seed."""

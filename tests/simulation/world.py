@@ -16,6 +16,7 @@ from simulation.node import Actor, Node, NodeHabits
 from simulation.reader import UnlockedReader
 from simulation.records import RECORD_BYTES, VirtualStore
 from simulation.scenarios import SCENARIOS, Scenario
+from simulation.size_changes import SizeChanges
 from structlog.testing import capture_logs
 
 from tierd.broker import Broker
@@ -44,7 +45,11 @@ class World:
         self.clock = VirtualClock(self.rng("clock"))
         self.store = VirtualStore(scenario.layers, scenario.experts_per_layer, scenario.shards)
         self.arena, self.payload, self.table = plain_arena(
-            slots=scenario.slots, slot_bytes=RECORD_BYTES, experts=len(self.store), spares=scenario.spares
+            slots=scenario.slots,
+            slot_bytes=RECORD_BYTES,
+            experts=len(self.store),
+            spares=scenario.spares,
+            most_slots=scenario.most_slots,
         )
         self.policy = ObservedPolicy(make_policy(scenario.policy))
         self.ledger = Ledger()
@@ -70,6 +75,14 @@ class World:
             self.add(UnlockedReader(self, scenario.unlocked_reads, self.rng("reader")))
         if scenario.drive_changes and replicas is not None:
             self.add(DriveChanges(self, replicas, scenario.drive_changes, self.rng("operator")))
+        if scenario.size_changes:
+            least = self.broker.max_experts_per_acquire
+            self.add(SizeChanges(self, scenario.size_changes, least, self.rng("sizes")))
+
+    @property
+    def clearing_out(self) -> bool:
+        """Whether the arena shrank and not everything has left yet; the broker must go on with that by itself."""
+        return self.broker._clearing._timer is not None
 
     def _drive(self, name: str, habits: DriveHabits) -> VirtualDrive:
         return VirtualDrive(name, store=self.store, clock=self.clock, rng=self.rng(name), habits=habits, log=self.log)
