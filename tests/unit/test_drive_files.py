@@ -233,6 +233,25 @@ class TestFaultPlan:
         with pytest.raises(UsageError, match="absent"):
             read_fault_plan(tmp_path / "absent.toml")
 
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("seed = ", "cannot be read as a fault plan"),
+            ('[[fault]]\nkind = "fire"', "fault.0.kind"),
+            ('[[fault]]\nkind = "eio"\nerrno = "EWHAT"', "EWHAT"),
+            ('[[fault]]\nkind = "delay"', "needs `seconds`"),
+            ('[[fault]]\nkind = "eio"\nprobability = 2', "fault.0.probability"),
+            ("[[throttle]]\nbytes_per_second = 0", "throttle.0.bytes_per_second"),
+            ("colour = 1", "colour"),
+        ],
+    )
+    def test_a_wrong_plan_is_refused_naming_file_and_field(self, tmp_path, content, words):
+        path = tmp_path / "plan.toml"
+        path.write_text(content)
+        with pytest.raises(UsageError, match=r"plan\.toml") as caught:
+            read_fault_plan(path)
+        assert words in caught.value.message
+
 
 class TestThrottle:
     def test_reads_side_by_side_share_its_bandwidth_without_loss(self):
