@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from tierd import __version__
-from tierd.commands import convert, demo, doctor, inspect, mirror, replay, scrub, serve, stats, verify
 from tierd.errors import TierdError
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "build_app", "main"]
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = ("serve", "convert", "inspect", "verify", "mirror", "scrub", "doctor", "stats", "replay", "bench", "demo")
+"""In the order of the help; each is a module of `tierd.commands` with a function `register`."""
 
 
-@app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
@@ -32,14 +26,25 @@ def _root(
         raise typer.Exit
 
 
-for command in (serve, convert, inspect, verify, mirror, scrub, doctor, stats, replay, demo):
-    command.register(app)
+def build_app(wanted: str = "") -> typer.Typer:
+    """The command line; if `wanted` names a command, with that one alone: the others' imports take half a second."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name in [wanted] if wanted in COMMANDS else COMMANDS:
+        import_module(f"tierd.commands.{name}").register(app)
+    return app
 
 
 def main() -> None:
     """Run the command line; errors become one message and an exit code."""
     try:
-        app(prog_name="tierd")
+        build_app(*sys.argv[1:2])(prog_name="tierd")
     except TierdError as error:
         print(f"tierd: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import eventually
 
 from tierd.client.arena_source import ArenaSource
 from tierd.client.source import Phase
@@ -56,21 +55,6 @@ def test_a_node_whose_own_daemon_is_killed_says_so_at_once_and_names_the_signal(
     assert time.monotonic() - begun < 5
     assert "killed (signal 9, SIGKILL)" in words
     assert "Traceback" not in words
-
-
-def test_a_node_that_is_killed_takes_its_own_daemon_along(node, embedded_store):
-    one = node(embedded_store, "--arena", "10%", tokens=4000).answering()
-    children = Path(f"/proc/{one.process.pid}/task").glob("*/children")
-    (daemon,) = {int(pid) for task in children for pid in task.read_text().split()}
-    one.process.kill()
-
-    def gone():
-        try:
-            return Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
-
-    eventually(gone, seconds=5)
 
 
 def test_a_planned_restart_is_waited_for(serve, pattern_store):

