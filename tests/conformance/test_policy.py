@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tierd.errors import UsageError
+from tierd.policy.belady import Belady
 from tierd.policy.lru import Lru
 from tierd.policy.policies import POLICIES, make_policy
 from tierd.policy.policy import EvictionPolicy
@@ -15,14 +17,28 @@ from tierd.policy.policy import EvictionPolicy
 EXPERTS = st.integers(0, 9)
 
 
-@pytest.fixture(params=sorted(POLICIES))
+class UnknowingBelady(Belady):
+    """Belady's rule without a future: all that the suite asks of a policy still holds."""
+
+    def __init__(self):
+        super().__init__([range(10)] * 60)
+
+
+MAKERS = {name: lambda name=name: make_policy(name) for name in POLICIES} | {
+    Belady.name: UnknowingBelady,
+    "decayed-frequency-7": lambda: make_policy("decayed-frequency-7"),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
 def policy(request):
-    return make_policy(request.param)
+    return MAKERS[request.param]()
 
 
 def test_it_is_an_eviction_policy_that_knows_its_name(policy):
     assert isinstance(policy, EvictionPolicy)
-    assert make_policy(policy.name).name == policy.name
+    assert type(policy).name in {*POLICIES, Belady.name}
+    assert policy.name in repr(policy)
 
 
 def test_an_empty_policy_has_no_victim(policy):
@@ -49,13 +65,18 @@ def test_a_victim_stays_until_it_is_removed(policy):
     assert policy.victim(lambda _: True) is None
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(MAKERS))
 @settings(max_examples=50, deadline=None)
-@given(uses=st.lists(EXPERTS, max_size=50), refused=st.sets(EXPERTS))
-def test_the_victim_is_resident_and_evictable_and_found_whenever_there_is_one(name, uses, refused):
-    policy = make_policy(name)
+@given(uses=st.lists(EXPERTS, max_size=50), refused=st.sets(EXPERTS), layers=st.lists(st.integers(0, 3), min_size=1))
+def test_the_victim_is_resident_and_evictable_and_found_whenever_there_is_one(name, uses, refused, layers):
+    policy = MAKERS[name]()
     resident: set[int] = set()
-    for expert in uses:
+    for number, expert in enumerate(uses):
+        layer = layers[number % len(layers)]
+        policy.visit(number % 2, number // 3, layer, prefill=number % 5 == 0)
+        policy.expected(number % 2, np.arange(10, dtype=np.uint8) * layer)
+        if number == 30:
+            policy.ended(1)
         if expert in resident:
             policy.used(expert)
         else:
@@ -79,6 +100,7 @@ def test_the_same_history_gives_the_same_victims(name):
         out = []
         for n in range(400):
             expert = n * n % 97
+            policy.visit(0, n // 8, n % 8, prefill=False)
             try:
                 policy.used(expert)
             except UsageError:
@@ -89,6 +111,19 @@ def test_the_same_history_gives_the_same_victims(name):
         return out
 
     assert victims() == victims()
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_sessions_that_end_unknown_and_expectations_of_any_length_are_harmless(name):
+    policy = MAKERS[name]()
+    policy.inserted(3)
+    policy.ended(17)
+    for size in (5, 2, 0, 9):
+        policy.expected(1, np.full(size, 255, np.uint8))
+    policy.used(3)
+    policy.ended(1)
+    policy.ended(1)
+    assert policy.victim(lambda _: True) == 3
 
 
 class LruAgainstAList(RuleBasedStateMachine):
