@@ -9,6 +9,9 @@ from collections.abc import Callable
 from math import log2
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.errors import UsageError
 from tierd.policy.keep_heap import KeepHeap
 from tierd.policy.residents import ResidentPolicy
@@ -55,6 +58,12 @@ class DecayedFrequency(ResidentPolicy[None]):
     def ended(self, session: int) -> None:
         """The session's step is forgotten; its uses are not."""
         self._steps.pop(session, None)
+
+    def recall(self, rates: NDArray[np.float64]) -> None:
+        """Begin with rates of earlier runs, uses per step, float64 [experts]; they age like uses of this moment."""
+        steady = 1 - 2 ** (-1 / self.half_life)  # a steady use per step sums to the inverse of this
+        for expert in np.flatnonzero(rates > 0).tolist():
+            self._weights[expert] = self._now + log2(rates[expert] / steady)
 
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """The expert of the lowest keep-value; among equals the one whose value was set the longest ago."""
