@@ -20,7 +20,7 @@ from tierd.devices.failure import (
     verdict,
 )
 from tierd.devices.health import DriveHealth, HealthState
-from tierd.devices.hedging import HedgeBudget, late_after, stalled_after
+from tierd.devices.hedging import HedgeBudget, Judgement, Patience, late_after, stalled_after
 from tierd.devices.histogram import Histogram
 from tierd.devices.speed import DEFAULT_BANDWIDTH, DriveSpeed
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError
@@ -158,6 +158,28 @@ def test_a_long_queue_makes_no_read_late():
     queue = [speed.submitted(MIB, 0.0) for _ in range(100)]
     assert late_after(speed, queue[-1]) > 1.0
     assert stalled_after(speed, queue[-1]) > 3.0
+
+
+def test_a_read_among_others_that_end_is_late_first_then_overdue_and_stalls_only_after_a_reprieve():
+    speed = DriveSpeed(bandwidth=MIB / 0.01)
+    patience, now, judged = Patience(speed, speed.submitted(MIB, 0.0)), 0.0, []
+    while Judgement.STALLED not in judged and now < 10:
+        speed.completed(speed.submitted(MIB, now), now + 0.01, good=True)
+        now += 0.01
+        if now >= patience.next_look:
+            judged.append(patience.judge(now))
+    assert judged == [Judgement.LATE, Judgement.STALLED]
+    assert now > 1.0
+
+
+def test_a_silent_drive_is_stalled_whatever_its_queue():
+    speed = DriveSpeed(bandwidth=MIB / 0.01)
+    run(speed, 0.01, 100)
+    begun = speed.last_completion
+    patiences = [Patience(speed, speed.submitted(MIB, begun)) for _ in range(200)]
+    assert patiences[0].judge(begun + 0.4) is Judgement.LATE
+    assert patiences[199].judge(begun + 0.4) is Judgement.WAIT
+    assert {p.judge(begun + 0.51) for p in patiences} == {Judgement.STALLED}
 
 
 def test_hedges_are_at_most_one_in_twenty_after_a_short_burst():

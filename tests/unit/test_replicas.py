@@ -490,3 +490,16 @@ def test_a_drive_found_to_hang_while_it_is_measured_is_quarantined():
     world.clock.advance(10.0)
     assert world.stats("b").up
     world.at_rest()
+
+
+def test_a_drive_that_falls_silent_under_a_long_queue_is_found_out_at_once():
+    world = World("a", "b")
+    slow = 0.1
+    for name, device in world.devices.items():
+        device.free_workers = 1
+        device.script = lambda _read, number, name=name: Hang() if name == "a" and number == 1 else slow
+        world.drives[name].speed._bandwidth = NBYTES / slow
+    assert world.fetch(*range(8), within=2.0) == [None] * 8
+    assert world.stats("a").stalls == 1
+    world.devices["a"].release()
+    world.at_rest()

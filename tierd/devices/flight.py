@@ -16,14 +16,14 @@ from tierd.clock import Clock, Timer
 from tierd.devices.device import AttemptMemory, ReadDone, RecordRead
 from tierd.devices.drive import Drive
 from tierd.devices.failure import MAX_RETRIES, is_transient, retry_delay, verdict
-from tierd.devices.hedging import HedgeBudget, late_after, stalled_after
+from tierd.devices.hedging import HedgeBudget, Judgement, Patience
 from tierd.devices.speed import Expectation
 from tierd.errors import DriveError
 
 __all__ = ["Fleet", "Flight"]
 
 _NO_SPARE_WAIT: Final = 0.1
-_SECOND_LOOK: Final = 0.02
+_SECOND_LOOK: Final = 0.002
 _EARLY: Final = 1e-6
 """Timers of coarse clocks may fire this much early."""
 
@@ -56,11 +56,9 @@ class _Attempt:
     drive: Drive
     slot: int
     expected: Expectation
-    stall_at: float
-    bound: float
+    patience: Patience
     hedge: bool
     stalled: bool = False
-    patience: bool = True
     looked: bool = False
     timer: Timer | None = None
 
@@ -121,12 +119,11 @@ class Flight:
     def _launch(self, drive: Drive, *, hedge: bool = False) -> None:
         now, nbytes = self._fleet.clock.time(), self._read.nbytes
         expected = drive.speed.submitted(nbytes, now)
-        bound, late = stalled_after(drive.speed, expected), late_after(drive.speed, expected)
-        attempt = _Attempt(drive, self._idle.pop(), expected, now + bound, bound, hedge)
+        patience = Patience(drive.speed, expected)
+        attempt = _Attempt(drive, self._idle.pop(), expected, patience, hedge)
         self._tried.add(drive.name)
         self._running[attempt.slot] = attempt
-        first_look = bound if late is None else min(late, bound)
-        self._look_again(attempt, first_look)
+        self._look_again(attempt, patience.next_look - now)
         drive.device.submit(self._read, attempt.slot, self._memory, partial(self._landed, attempt))
 
     def _look_again(self, attempt: _Attempt, delay: float) -> None:
@@ -223,29 +220,31 @@ class Flight:
         """The attempt has not ended: it is late, or it hangs."""
         now = self._fleet.clock.time()
         attempt.timer = None
-        if now < attempt.stall_at - _EARLY:
-            self._hedge()
-            self._look_again(attempt, attempt.stall_at - now)
-        elif attempt.stalled:
+        if attempt.stalled:
             self._rescue(attempt)
-        elif not attempt.looked:
+            return
+        if not attempt.looked and now + _EARLY >= attempt.patience.next_look:
             # Whoever calls us may be late itself, with the answer already waiting behind this call.
             attempt.looked = True
             self._look_again(attempt, _SECOND_LOOK)
-        elif attempt.patience and attempt.drive.speed.last_completion > now - attempt.bound:
-            # The drive works, this read alone does not come: its queue may be longer than was thought.
-            attempt.patience = attempt.looked = False
-            attempt.stall_at = now + attempt.bound
+            return
+        attempt.looked = False
+        judgement = attempt.patience.judge(now)
+        if judgement is Judgement.STALLED:
+            self._stall(attempt)
+            return
+        if judgement is Judgement.LATE:
             self._hedge()
-            self._look_again(attempt, attempt.bound)
-        else:
-            attempt.stalled = True
-            attempt.drive.hanging += 1
-            attempt.drive.speed.dropped(attempt.expected)
-            attempt.drive.device.stats.stalls += 1
-            self._fleet.stalled(attempt.drive)
-            if attempt.slot in self._running:
-                self._rescue(attempt)
+        self._look_again(attempt, max(0.0, attempt.patience.next_look - now))
+
+    def _stall(self, attempt: _Attempt) -> None:
+        attempt.stalled = True
+        attempt.drive.hanging += 1
+        attempt.drive.speed.dropped(attempt.expected)
+        attempt.drive.device.stats.stalls += 1
+        self._fleet.stalled(attempt.drive)
+        if self._running.get(attempt.slot) is attempt:
+            self._rescue(attempt)
 
     def _hedge(self) -> None:
         if self._over or len(self._running) != 1:

@@ -6,11 +6,13 @@ reads of its drive were (Dean and Barroso, "The Tail at Scale", 2013). The budge
 
 from __future__ import annotations
 
+import math
+from enum import Enum
 from typing import Final
 
 from tierd.devices.speed import DriveSpeed, Expectation
 
-__all__ = ["HedgeBudget", "late_after", "stalled_after"]
+__all__ = ["HedgeBudget", "Judgement", "Patience", "late_after", "quiet_after", "stalled_after"]
 
 _FLOOR_LATE: Final = 0.005
 _MARGIN_LATE: Final = 1.25
@@ -27,11 +29,70 @@ def late_after(speed: DriveSpeed, expected: Expectation) -> float | None:
 
 
 def stalled_after(speed: DriveSpeed, expected: Expectation) -> float:
-    """Seconds after which a read is taken to hang: under a second, or well beyond what the drive ever needed."""
+    """Seconds after which a read is taken to hang, the queue before it included."""
     p99 = speed.p99
     if p99 is None:
         return max(_FLOOR_UNKNOWN, 8.0 * expected.seconds)
     return max(_FLOOR_STALLED, 4.0 * p99 * expected.seconds)
+
+
+def quiet_after(speed: DriveSpeed, expected: Expectation) -> float:
+    """Seconds without any read ending after which a busy drive is taken to hang, however long its queue is."""
+    p99 = speed.p99
+    floor, usual = (_FLOOR_UNKNOWN, 1.0) if p99 is None else (_FLOOR_STALLED, max(p99, 1.0))
+    return max(floor, 10.0 * usual * (expected.nbytes / speed.bandwidth + speed.latency))
+
+
+class Judgement(Enum):
+    """What to think of a read that has not ended."""
+
+    WAIT = "wait"
+    LATE = "late"
+    STALLED = "stalled"
+
+
+class Patience:
+    """How long one read on one drive is waited for.
+
+    Args:
+        speed: of the drive.
+        expected: of the read, as submitted.
+    """
+
+    def __init__(self, speed: DriveSpeed, expected: Expectation) -> None:
+        late = late_after(speed, expected)
+        self._speed = speed
+        self._since = expected.at
+        self._late_at = math.inf if late is None else expected.at + late
+        self._bound = stalled_after(speed, expected)
+        self._overdue_at = expected.at + self._bound
+        self._quiet = quiet_after(speed, expected)
+        self._reprieved = False
+
+    @property
+    def next_look(self) -> float:
+        """The moment at which `judge` may say something new."""
+        return min(self._late_at, self._overdue_at, self._silent_at)
+
+    @property
+    def _silent_at(self) -> float:
+        return max(self._since, self._speed.last_completion) + self._quiet
+
+    def judge(self, now: float) -> Judgement:
+        """Called at `next_look` or later, while the read has not ended."""
+        if now >= self._silent_at:
+            return Judgement.STALLED
+        if now >= self._overdue_at:
+            # The drive works, this read alone does not come: its queue may be longer than was thought, once.
+            if self._reprieved:
+                return Judgement.STALLED
+            self._reprieved = True
+            self._overdue_at = now + self._bound
+            return Judgement.LATE
+        if now >= self._late_at:
+            self._late_at = math.inf
+            return Judgement.LATE
+        return Judgement.WAIT
 
 
 class HedgeBudget:

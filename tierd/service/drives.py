@@ -32,6 +32,7 @@ __all__ = ["PRIMARY", "DriveInfo", "Drives"]
 PRIMARY = "nvme"
 """Name of the drive with the store's own directory."""
 
+_MAX_DRIVES = 16
 _CLOSE_SECONDS = 5.0
 _REMOVE_SECONDS = 30.0
 
@@ -90,8 +91,11 @@ class Drives:
         self._store = store
         self._threads = settings.drive_threads
         self._cache = cache if cache is not None else ProbeCache()
+        self._spares = 0
+        self._changing = asyncio.Lock()
         self._set: ReplicaSet | None = None
         self._retiring: dict[str, asyncio.Task[None]] = {}
+        self._check_number(1 + len(settings.also) + len(settings.mirror))
         own = [path if path.parent == store.path else None for path in store.shard_paths]
         self._know(DriveInfo(PRIMARY, store.path, own))
         for number, directory in enumerate(settings.also, start=1):
@@ -126,8 +130,8 @@ class Drives:
         Raises:
             DriveError: a file cannot be opened.
         """
-        loop = asyncio.get_running_loop()
-        self._set = ReplicaSet(loop, [])
+        self._spares = self.spares
+        self._set = ReplicaSet(asyncio.get_running_loop(), [])
         for info in self.info.values():
             if info.shards:
                 self._set.add(self._open(info))
@@ -164,17 +168,24 @@ class Drives:
             UsageError: nothing there can be used, or it is in use; the message says why.
             DriveError: a file cannot be opened.
         """
+        async with self._changing:
+            return await self._add(directory, weight)
+
+    async def _add(self, directory: Path, weight: float) -> DriveInfo:
         if not directory.is_absolute():
             raise UsageError(f"{directory}: give the whole path", hint="The daemon's working directory is another one.")
         known = next((info for info in self.info.values() if info.directory == directory), None)
         if known is not None and known.shards:
             raise UsageError(f"{directory} is in use already, as {known.name}")
+        self._check_number(len(self.info) + (known is None))
         mirror = parse_mirror(f"{directory}={weight!r}")
         info = await asyncio.to_thread(self._admit, self._next_name(), mirror)
         if not info.shards:
             reasons = "; ".join(info.left_out) or "it holds none of the store's expert shards"
             raise UsageError(f"{directory} holds no copy of a shard of {self._store.path}: {reasons}")
         await asyncio.to_thread(self._measure, info)
+        # The arena's spare slots were counted at the start: all that this drive may hang on to must fit.
+        info.threads = min(info.threads, max(1, self._spares - 1))
         drive = await asyncio.to_thread(self._open, info, asyncio.get_running_loop())
         if known is not None:
             self.info.pop(known.name, None)
@@ -225,6 +236,10 @@ class Drives:
 
     # Single drives.
 
+    def _check_number(self, drives: int) -> None:
+        if drives > _MAX_DRIVES:
+            raise UsageError(f"{drives} drives are more than the {_MAX_DRIVES} that a daemon serves from")
+
     def _next_name(self) -> str:
         return next(name for n in count(1) if (name := f"mirror{n}") not in self.info)
 
@@ -246,7 +261,11 @@ class Drives:
             return
         throttle = self._throttle(info.name)
         record = self._store.geometry.slot_bytes
-        key = probe_key(paths, self._store.fingerprint, record)
+        try:
+            key = probe_key(paths, self._store.fingerprint, record)
+        except OSError as error:
+            info.probe = DriveProbe(None, DEFAULT_DEPTH, f"not measured: {error.strerror}")
+            return
         found = self._cache.load(key) if throttle is None else None
         if found is None:
             found = probe_drive(paths, record_bytes=record, wrapper=throttle)
