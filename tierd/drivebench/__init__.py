@@ -1,0 +1,1 @@
+"""Measures how much of a drive's speed reaches a client of the daemon."""
