@@ -78,7 +78,7 @@ class Broker:
             sessions or NoSessionMemory(), self._stats, policy, lambda flat: catalogue.record(flat).layer
         )
         self._sessions: dict[int, Session] = {}
-        self._resident = Residents(memory, policy, catalogue, self._stats)
+        self._resident = Residents(memory, policy, catalogue, self._stats, self._unasked.in_use)
         self._reading: dict[int, Reading] = {}
         self._queue: deque[Acquire] = deque()
         self._clearing = ClearingOut(self._resident, memory, clock, lambda: len(self._reading), self._admit)

@@ -81,5 +81,8 @@ class SessionMemory(Protocol):
     def new_uses(self) -> Iterable[tuple[int, NewUses]]:
         """By session, what it used since the last call; sessions in a fixed order."""
 
+    def in_use(self, flat: int) -> bool:
+        """Whether a session uses the expert just now without having asked, as far as can be seen."""
+
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """The session's estimate of what it will use soon, by flat number in 255ths; None if it makes none."""

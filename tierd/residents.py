@@ -27,15 +27,23 @@ class Residents:
         policy: who leaves.
         catalogue: sizes of records.
         stats: where evictions are counted.
+        in_use: whether a session uses an expert just now without having asked; another one leaves if there is one,
+            since that session would have to throw its work away.
     """
 
     def __init__(
-        self, memory: ResidentMemory, policy: EvictionPolicy, catalogue: Catalogue, stats: BrokerStats
+        self,
+        memory: ResidentMemory,
+        policy: EvictionPolicy,
+        catalogue: Catalogue,
+        stats: BrokerStats,
+        in_use: Callable[[int], bool],
     ) -> None:
         self._memory = memory
         self._policy = policy
         self._catalogue = catalogue
         self._stats = stats
+        self._in_use = in_use
         self._resident: dict[int, Resident] = {}
 
     def __len__(self) -> int:
@@ -75,7 +83,9 @@ class Residents:
             if slot is not None:
                 slots.append(slot)
                 continue
-            victim = self._policy.victim(self._in_usable_slot)
+            victim = self._policy.victim(self._idle)
+            if victim is None:
+                victim = self._policy.victim(self._in_usable_slot)
             if victim is None:
                 raise AssertionError(f"admission promised room that is not there: {self._memory!r}")
             victims.append(self._evicted(victim).slot)
@@ -110,6 +120,9 @@ class Residents:
             self._resident[flat] = Resident(to, self._memory.move(resident.slot, to, nbytes))
             most_bytes -= nbytes
         return True
+
+    def _idle(self, flat: int) -> bool:
+        return self._in_usable_slot(flat) and not self._in_use(flat)
 
     def _in_usable_slot(self, flat: int) -> bool:
         return self.evictable(flat) and self._memory.usable(self._resident[flat].slot)

@@ -29,6 +29,11 @@ class NoSessionMemory:
         """None."""
         return ()
 
+    def in_use(self, flat: int) -> bool:
+        """No."""
+        del flat
+        return False
+
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """None."""
         del session_id
@@ -112,6 +117,10 @@ class UnaskedUses:
     def told(self, session_id: int, flats: Collection[int]) -> None:
         """A request of the session tells of these uses itself, before they are counted."""
         self._told[session_id] = set(flats)
+
+    def in_use(self, flat: int) -> bool:
+        """See `SessionMemory.in_use`."""
+        return self._memory.in_use(flat)
 
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """See `SessionMemory.expectation`."""

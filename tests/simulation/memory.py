@@ -83,6 +83,7 @@ class PlainSessions:
         self._counted: dict[int, NDArray[np.uint32]] = {}
         self._taken: dict[int, NDArray[np.uint32]] = {}
         self.expectations: dict[int, NDArray[np.uint8]] = {}
+        self.used_now: set[int] = set()
 
     def note_use(self, session_id: int, flat: int, step: int, *, prefill: bool = False) -> None:
         """A session counts one use."""
@@ -109,6 +110,10 @@ class PlainSessions:
             experts = np.flatnonzero(rise.any(axis=0))
             experts = experts[np.argsort(steps[experts], kind="stable")]
             yield session_id, NewUses(experts, steps[experts], rise[0, experts], rise[1, experts])
+
+    def in_use(self, flat: int) -> bool:
+        """See `SessionMemory.in_use`."""
+        return flat in self.used_now
 
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """See `SessionMemory.expectation`."""

@@ -44,6 +44,13 @@ def test_the_daemon_reads_what_the_node_notes(reader, block):
     assert reader.refused == 0
 
 
+def test_what_is_in_use_is_seen_while_it_is(reader, block):
+    block.begin_use(4)
+    assert [expert for expert in range(ENTRIES) if reader.in_use(expert)] == [4]
+    block.end_use(4)
+    assert not reader.in_use(4)
+
+
 def test_uses_are_taken_once(reader, block):
     block.note_use(2, 1)
     block.note_use(5, 1, PREFILL)
@@ -135,10 +142,12 @@ def test_arrays_do_not_overlap(reader, block):
     block.uses[:] = 0xFFFFFFFF
     block.last_step[:] = 0x11111111
     block.expect[:] = 0x22
+    block.in_use[:] = 1
     block.begin_step(3)
     assert set(reader.uses().ravel().tolist()) == {0xFFFFFFFF}
     assert set(reader.last_steps().tolist()) == {0x11111111}
     assert set(reader.expect().tolist()) == {0x22}
+    assert all(reader.in_use(expert) for expert in range(ENTRIES))
     assert reader.step() == 3
 
 

@@ -147,6 +147,20 @@ def test_residents_in_use_stay_where_they_are_until_the_request_ends(hand):
     assert all(hand.arena.grants(unpack(word)[1]) == 0 for word in words)
 
 
+def test_another_expert_leaves_than_one_that_is_used_just_now_if_there_is_one(hand):
+    hand.make_resident(1, 2, 3, 4)
+    session = hand.session()
+    hand.sessions.used_now = {1, 2}
+    session.ask(5)
+    assert hand.resident() == {1, 2, 4}
+    hand.drive.land(5)
+    session.ask(6, 7)
+    assert hand.resident() == {1, 2}, "4 and 5"
+    hand.drive.land(6, 7)
+    session.ask(8, 9, 10)
+    assert hand.resident() == {2}, "a mark is a wish: in the end one of them must go"
+
+
 def test_a_resident_that_left_before_the_request_was_admitted_is_not_held(hand):
     hand.make_resident(1, 2, 3, 4)
     first, second = hand.session(), hand.session()

@@ -1,9 +1,10 @@
 """The session block: the one piece of shared memory that a node writes, and the daemon only reads.
 
-Per expert it counts the uses that no message told of, by phase, keeps the step of the last use, and one byte of
-expectation. Counters cannot overflow like a ring would, cost the node two stores per use, and cost the daemon nothing
-until it needs a victim. The size is sealed, or a node's ftruncate would kill the daemon by SIGBUS. The content is
-untrusted: the daemon copies before it looks, so that nothing changes between a check and its use.
+Per expert it counts the uses that no message told of, by phase, keeps the step of the last use, one byte of
+expectation, and a mark while it is being used. Counters cannot overflow like a ring would, cost the node two stores per
+use, and cost the daemon nothing until it needs a victim. The size is sealed, or a node's ftruncate would kill the
+daemon by SIGBUS. The content is untrusted: the daemon copies before it looks, so that nothing changes between a check
+and its use.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class _Layout(NamedTuple):
     uses: int
     last_step: int
     expect: int
+    in_use: int
     nbytes: int
 
 
@@ -73,7 +75,8 @@ def _layout(entries: int) -> _Layout:
 
     last_step = after(_ARRAYS_OFFSET, _PHASES * 4 * entries)
     expect = after(last_step, 4 * entries)
-    return _Layout(_ARRAYS_OFFSET, last_step, expect, after(expect, entries))
+    in_use = after(expect, entries)
+    return _Layout(_ARRAYS_OFFSET, last_step, expect, in_use, after(in_use, entries))
 
 
 def _uses_in(mapping: mmap.mmap, entries: int) -> NDArray[np.uint32]:
@@ -90,6 +93,8 @@ class SessionBlock:
             by a message, modulo 2**32.
         last_step: uint32[entries], low half of the step of each expert's last use.
         expect: uint8[entries], the node's estimate that it will want the expert soon; 255 is certain.
+        in_use: uint8[entries], 1 while the node uses the expert without having asked. The daemon then lets another one
+            leave if it can. It may fail to, or not see the mark in time: only an unchanged word makes a use certain.
     """
 
     def __init__(self, mapping: mmap.mmap, entries: int) -> None:
@@ -99,6 +104,8 @@ class SessionBlock:
         self.uses: NDArray[np.uint32] = _uses_in(mapping, entries)
         self.last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self.expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
+        self.in_use: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.in_use)
+        self._quick_in_use = self.in_use.data
         self._quick_uses = (self.uses[PREFILL].data, self.uses[DECODE].data)
         self._quick_last_step = self.last_step.data
 
@@ -141,6 +148,14 @@ class SessionBlock:
         uses = self._quick_uses[phase]
         uses[expert] = (uses[expert] + 1) & 0xFFFFFFFF
 
+    def begin_use(self, expert: int) -> None:
+        """Say that `expert` is about to be used; before its word is loaded."""
+        self._quick_in_use[expert] = 1
+
+    def end_use(self, expert: int) -> None:
+        """Its use is over, or did not begin."""
+        self._quick_in_use[expert] = 0
+
     def note_asked(self, expert: int, step: int) -> None:
         """Say that `expert` was used in `step`, by a grant: the daemon counted it when it was asked for."""
         self._quick_last_step[expert] = step & 0xFFFFFFFF
@@ -150,7 +165,8 @@ class SessionBlock:
         for uses in self._quick_uses:
             uses.release()
         self._quick_last_step.release()
-        del self.step, self.uses, self.last_step, self.expect
+        self._quick_in_use.release()
+        del self.step, self.uses, self.last_step, self.expect, self.in_use
         with suppress(BufferError):
             self._map.close()
 
@@ -174,6 +190,7 @@ class SessionBlockReader:
         self._uses = _uses_in(mapping, entries)
         self._last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self._expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
+        self._in_use: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.in_use)
         self._taken = np.zeros((_PHASES, entries), dtype=np.uint32)
         self._counted = self._taken.copy()
         self._highest_step = 0
@@ -255,6 +272,10 @@ class SessionBlockReader:
         # Fresh memory says step 0 of every expert.
         return int(self._last_step[expert]) == step & 0xFFFFFFFF and (step > 0 or bool(self._uses[:, expert].any()))
 
+    def in_use(self, expert: int) -> bool:
+        """Whether the node uses `expert` just now, as far as can be seen."""
+        return bool(self._in_use[expert])
+
     def expect(self) -> NDArray[np.uint8]:
         """A copy of the node's expectations, uint8[entries]; every value is a valid one."""
         return self._expect.copy()
@@ -264,6 +285,6 @@ class SessionBlockReader:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            del self._step, self._uses, self._last_step, self._expect
+            del self._step, self._uses, self._last_step, self._expect, self._in_use
             with suppress(BufferError):
                 self._map.close()

@@ -177,9 +177,10 @@ class ArenaSource:
         most = link.welcome.max_experts_per_acquire
         found = {} if visit.again else residents.find(visit.first, visit.fresh)
         absent = [expert for expert in visit.fresh if expert not in found]
-        wave = (visit.again or visit.torn + absent)[:most]
+        # Only so many that the residents of this round can stay; else these are used first.
+        wave = (visit.again or visit.torn + absent)[: max(0, most - len(found))]
         if wave:
-            self._ask(link, visit, wave, list(found)[: most - len(wave)])
+            self._ask(link, visit, wave, list(found))
         try:
             torn = residents.use(visit.first, found, visit.use, step=visit.step, phase=visit.phase)
             visit.drop(found.keys() - torn)

@@ -41,6 +41,7 @@ class Residents:
                 slot_bytes=memory.slot_bytes,
                 entries=memory.entries,
                 step=block.step.ctypes.data,
+                in_use=block.in_use.ctypes.data,
                 last_step=block.last_step.ctypes.data,
                 prefill_uses=block.uses[PREFILL].ctypes.data,
                 decode_uses=block.uses[DECODE].ctypes.data,
@@ -54,7 +55,7 @@ class Residents:
         self._memory.block.begin_step(step)
 
     def find(self, first: int, experts: Iterable[int]) -> dict[int, int]:
-        """The words of those experts of a layer that are resident now, in the order given.
+        """The words of those experts of a layer that are resident now, in the order given; they are marked as in use.
 
         Args:
             first: flat number of the layer's expert 0.
@@ -62,19 +63,30 @@ class Residents:
         """
         if not self._unasked:
             return {}
-        load = self._memory.table.load
-        return {expert: word for expert in experts if (word := load(first + expert))}
+        load, block = self._memory.table.load, self._memory.block
+        found = {}
+        for expert in experts:
+            block.begin_use(first + expert)
+            if word := load(first + expert):
+                found[expert] = word
+            else:
+                block.end_use(first + expert)
+        return found
 
     def use(self, first: int, found: dict[int, int], use: Use, *, step: int, phase: Phase) -> list[int]:
         """Use what `find` found, and count what is certain; returns the experts whose use is not."""
-        memory, row = self._memory, _ROWS[phase]
+        memory, block, row = self._memory, self._memory.block, _ROWS[phase]
         torn = []
-        for expert, word in found.items():
-            use(expert, memory.slot_address(unpack(word)[1]))
-            if memory.table.unchanged(first + expert, word):
-                memory.block.note_use(first + expert, step, row)
-            else:
-                torn.append(expert)
+        try:
+            for expert, word in found.items():
+                use(expert, memory.slot_address(unpack(word)[1]))
+                if memory.table.unchanged(first + expert, word):
+                    block.note_use(first + expert, step, row)
+                else:
+                    torn.append(expert)
+        finally:
+            for expert in found:
+                block.end_use(first + expert)
         return torn
 
     def settle(self, first: int, used: dict[int, int], *, step: int) -> list[int]:

@@ -60,6 +60,7 @@ class DirectAccess:
     counts only if the expert's word is the same before and after. For the expert with the flat number i
     (`Geometry.layer_start(layer)` + its number in the layer):
 
+    0. Store 1 to the byte at `in_use + i`: the daemon lets another expert leave then, if there is one.
     1. `w = load(table + 8 i)`, an aligned 8-byte load that acquires. 0: not resident, leave it to `visit`.
     2. Compute on the record at `payload + ((w & 0xFFFFFF) - 1) * slot_bytes`, into rows that nothing else reads yet.
        Bytes may change meanwhile, so any bit pattern must be borne: no trap, no access by an index from them.
@@ -68,7 +69,8 @@ class DirectAccess:
        order, so there the fence binds the compiler alone. Arm needs a real one; Arm was not run.)
     4. When all threads agree, and only then, one of them stores the low half of the step at `last_step + 4 i` and
        after it adds 1 to the uint32 at `uses + 4 i`, wrapping. `uses` is `prefill_uses` or `decode_uses`.
-    5. At the end of the step, `ExpertSource.note_direct` counts the same uses in the node's own statistics.
+    5. Certain or not, store 0 to the byte at `in_use + i`.
+    6. At the end of the step, `ExpertSource.note_direct` counts the same uses in the node's own statistics.
 
     Before the first load of a step, the step's number is stored at `step`. An expert left to `visit` must not be
     counted here: `visit` counts what it delivers.
@@ -80,6 +82,7 @@ class DirectAccess:
         slot_bytes: bytes of a slot.
         entries: number of experts.
         step: address of one uint64.
+        in_use: address of uint8[entries].
         last_step: address of uint32[entries].
         prefill_uses: address of uint32[entries].
         decode_uses: address of uint32[entries].
@@ -91,6 +94,7 @@ class DirectAccess:
     slot_bytes: int
     entries: int
     step: int
+    in_use: int
     last_step: int
     prefill_uses: int
     decode_uses: int

@@ -74,6 +74,10 @@ class ArenaAttacher:
             if new.experts.size:
                 yield session_id, new
 
+    def in_use(self, flat: int) -> bool:
+        """See `SessionMemory.in_use`."""
+        return any(block.in_use(flat) for block, _ in self._held.values())
+
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """See `SessionMemory.expectation`."""
         held = self._held.get(session_id)
