@@ -62,7 +62,7 @@ def _show(answer: dict[str, Any], address: Address) -> None:
         table.add_row(
             f"drive {drive['name']}",
             f"{drive['reads']:,} reads · {format_bytes(drive['bytes'])} · {drive['errors']:,} errors · "
-            f"{'direct' if drive['direct'] else 'buffered'}",
+            f"{'direct' if drive['direct'] else 'buffered'}" + ("" if drive["up"] else f" · {drive['state'].upper()}"),
         )
     for node in answer["sessions"]:
         table.add_row(

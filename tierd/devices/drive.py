@@ -15,7 +15,7 @@ from tierd.devices.speed import DEFAULT_BANDWIDTH, DriveSpeed
 __all__ = ["Drive"]
 
 _MAX_BAD_RECORDS: Final = 1024
-_FIRST_GAP: Final = 0.1
+_FIRST_GAP: Final = 0.05
 _MAX_GAP: Final = 10.0
 
 

@@ -17,10 +17,9 @@ DEFAULT_BANDWIDTH: Final = 1e9
 
 _PRIOR_READS: Final = 4.0
 _DECAY: Final = 0.95
-_LATENCY_GAIN: Final = 0.2
+_EXCESSES: Final = 5
 _STALE_SECONDS: Final = 1.0
 _STALE_WEIGHT: Final = 0.25
-_STALE_GAIN: Final = 0.6
 """What a drive did long ago says less than what it does now."""
 _RATIOS: Final = 256
 _MIN_RATIOS: Final = 32
@@ -35,16 +34,16 @@ class Expectation:
         nbytes: of the read.
         at: moment of submission.
         seconds: predicted until it is done.
-        transfer: of these, without latency.
+        ahead: bytes to move until then, its own and those queued before it.
     """
 
-    __slots__ = ("at", "nbytes", "seconds", "transfer")
+    __slots__ = ("ahead", "at", "nbytes", "seconds")
 
-    def __init__(self, nbytes: int, at: float, transfer: float, latency: float) -> None:
+    def __init__(self, nbytes: int, at: float, ahead: int, seconds: float) -> None:
         self.nbytes = nbytes
         self.at = at
-        self.transfer = transfer
-        self.seconds = transfer + latency
+        self.ahead = ahead
+        self.seconds = seconds
 
 
 class DriveSpeed:
@@ -56,7 +55,7 @@ class DriveSpeed:
 
     Attributes:
         queued_bytes: submitted and not ended.
-        latency: recent seconds per read beyond the transfer.
+        latency: median of the recent seconds per read beyond the transfer.
         last_completion: moment of the last read that ended, -inf before.
     """
 
@@ -71,6 +70,7 @@ class DriveSpeed:
         self._pending = 0
         self._busy_since = 0.0
         self._idle_since: float | None = None
+        self._excesses: deque[float] = deque([0.0] * (_EXCESSES // 2), maxlen=_EXCESSES)
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._slowest: float | None = None
         self._news = 0
@@ -94,7 +94,7 @@ class DriveSpeed:
 
     def submitted(self, nbytes: int, now: float) -> Expectation:
         """A read begins to wait."""
-        expected = Expectation(nbytes, now, (self.queued_bytes + nbytes) / self.bandwidth, self.latency)
+        expected = Expectation(nbytes, now, self.queued_bytes + nbytes, self.predict(nbytes))
         if not self._pending:
             self._busy_since = now
         self._pending += 1
@@ -117,6 +117,7 @@ class DriveSpeed:
         if stale:
             self._bytes *= _STALE_WEIGHT
             self._busy *= _STALE_WEIGHT
+            self._excesses.clear()
         nbytes = float(expected.nbytes)
         if not self._bytes:
             self._bytes = _PRIOR_READS * nbytes
@@ -124,10 +125,10 @@ class DriveSpeed:
         self._bytes = self._bytes * _DECAY + nbytes
         self._busy = self._busy * _DECAY + max(busy, 0.0)
         self._bandwidth = self._bytes / max(self._busy, 1e-9)
-        taken = now - expected.at
-        gain = _STALE_GAIN if stale else _LATENCY_GAIN
-        self.latency += gain * (max(0.0, taken - expected.transfer) - self.latency)
-        self._ratios.append(taken / max(expected.seconds, 1e-9))
+        # Against the bandwidth as it is now: what made that worse must not count twice.
+        self._excesses.append(max(0.0, now - expected.at - expected.ahead / self.bandwidth))
+        self.latency = sorted(self._excesses)[len(self._excesses) // 2]
+        self._ratios.append((now - expected.at) / max(expected.seconds, 1e-9))
         self._news += 1
 
     @property
