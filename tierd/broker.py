@@ -158,6 +158,10 @@ class Broker:
         self._unasked.count()
         return self._stats
 
+    def tell_uses(self) -> None:
+        """Let the policy know of uses without a message now, and not only with the next request."""
+        self._unasked.tell(self._known)
+
     def pending(self) -> int:
         """Wanted experts not yet answered, repeated ones left out: counted from the live state, not from the sums."""
         return sum(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
@@ -12,7 +13,16 @@ from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, Pydant
 
 from tierd.errors import UsageError
 
-__all__ = ["LayeredSettings", "ServeSettings"]
+__all__ = ["HistoryMode", "LayeredSettings", "ServeSettings"]
+
+
+class HistoryMode(StrEnum):
+    """What a daemon does with the usage history."""
+
+    OFF = "off"
+    READ = "read"
+    ON = "on"
+
 
 _FILE_KEY = "_from_file"
 
@@ -87,6 +97,7 @@ class ServeSettings(LayeredSettings):
     listen: str = Field("", description="where nodes connect: unix:PATH or a loopback HOST:PORT")
     http: str = Field("127.0.0.1:9480", description="where /metrics, /healthz and /readyz answer; `off` for nowhere")
     arena: str = Field("25%", description="RAM for expert bytes: an amount, or a share of the model's experts")
+    ram: str = Field("", description="RAM of the whole daemon: an amount, a share of the host, or `auto`")
     arena_dir: Path | None = Field(None, description="tmpfs directory for the arena; without it, anonymous memory")
     policy: str = Field("lru", description="who leaves RAM")
     drive_threads: int | None = Field(
@@ -100,6 +111,13 @@ class ServeSettings(LayeredSettings):
         description="directories with shards that the store's own directory lacks; in the environment with : between",
     )
     fault_plan: Path | None = Field(None, description="file that says which reads to damage on purpose, for tests")
+    history: HistoryMode = Field(
+        HistoryMode.ON, description="usage history: `on`, `read` (never written) or `off`; it warms the next start"
+    )
+    state_dir: Path | None = Field(
+        None, description="where the history lies; without it, beside the store or in the user's state directory"
+    )
+    pin: str = Field("none", description="file that names experts to keep in RAM, or `none`")
     deadline_seconds: float = Field(60.0, gt=0, le=3600, description="bound on an answer where the node names none")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="bound on a graceful stop")
     max_sessions: int = Field(64, ge=1, le=4096, description="compute nodes at once")

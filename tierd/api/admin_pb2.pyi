@@ -43,6 +43,7 @@ class GetStatsResponse(_message.Message):
     ARENA_FIELD_NUMBER: _builtins.int
     DRIVES_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     boot_id: _builtins.str
     uptime_seconds: _builtins.float
     @_builtins.property
@@ -53,6 +54,8 @@ class GetStatsResponse(_message.Message):
     def drives(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drive]: ...
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Session]: ...
+    @_builtins.property
+    def history(self) -> Global___History: ...
     def __init__(
         self,
         *,
@@ -62,10 +65,11 @@ class GetStatsResponse(_message.Message):
         arena: Global___Arena | None = ...,
         drives: _abc.Iterable[Global___Drive] | None = ...,
         sessions: _abc.Iterable[Global___Session] | None = ...,
+        history: Global___History | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "requests", b"requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "history", b"history", "requests", b"requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "boot_id", b"boot_id", "drives", b"drives", "requests", b"requests", "sessions", b"sessions", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "boot_id", b"boot_id", "drives", b"drives", "history", b"history", "requests", b"requests", "sessions", b"sessions", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,6 +144,12 @@ class Arena(_message.Message):
     HUGE_PAGE_BYTES_FIELD_NUMBER: _builtins.int
     SPARE_SLOTS_FIELD_NUMBER: _builtins.int
     SLOTS_ABANDONED_FIELD_NUMBER: _builtins.int
+    MOST_SLOTS_FIELD_NUMBER: _builtins.int
+    SLOTS_WITHDRAWN_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    EXCESS_BYTES_FIELD_NUMBER: _builtins.int
+    RAM_BYTES_FIELD_NUMBER: _builtins.int
+    PUNCHED_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     slot_bytes: _builtins.int
     slots: _builtins.int
@@ -153,6 +163,16 @@ class Arena(_message.Message):
     spare_slots: _builtins.int
     """Slots on top of `slots`, for reads that go on beside another read of the same expert."""
     slots_abandoned: _builtins.int
+    most_slots: _builtins.int
+    """Slots that the arena may grow to, and those that it has not or has lost; withdrawn ones hold nothing."""
+    slots_withdrawn: _builtins.int
+    used_bytes: _builtins.int
+    """Shared memory that the present size takes, and memory beyond it that is not given back yet."""
+    excess_bytes: _builtins.int
+    ram_bytes: _builtins.int
+    """The whole daemon's, of which the arena is a part."""
+    punched: _builtins.int
+    """How often memory was given back to the host."""
     def __init__(
         self,
         *,
@@ -167,14 +187,56 @@ class Arena(_message.Message):
         huge_page_bytes: _builtins.int = ...,
         spare_slots: _builtins.int = ...,
         slots_abandoned: _builtins.int = ...,
+        most_slots: _builtins.int = ...,
+        slots_withdrawn: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        excess_bytes: _builtins.int = ...,
+        ram_bytes: _builtins.int = ...,
+        punched: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "huge_page_bytes", b"huge_page_bytes", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_abandoned", b"slots_abandoned", "slots_filling", b"slots_filling", "slots_free", b"slots_free", "slots_granted", b"slots_granted", "slots_ready", b"slots_ready", "spare_slots", b"spare_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "evictions", b"evictions", "excess_bytes", b"excess_bytes", "huge_page_bytes", b"huge_page_bytes", "most_slots", b"most_slots", "punched", b"punched", "ram_bytes", b"ram_bytes", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_abandoned", b"slots_abandoned", "slots_filling", b"slots_filling", "slots_free", b"slots_free", "slots_granted", b"slots_granted", "slots_ready", b"slots_ready", "slots_withdrawn", b"slots_withdrawn", "spare_slots", b"spare_slots", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Arena: _TypeAlias = Arena  # noqa: Y015
+
+@_typing.final
+class History(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    WARM_WANTED_FIELD_NUMBER: _builtins.int
+    WARM_READ_FIELD_NUMBER: _builtins.int
+    WARM_LEFT_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Empty where the history is off."""
+    saved: _builtins.int
+    warm_wanted: _builtins.int
+    """Experts that the warm start wanted, those that it has read, and those still to be read."""
+    warm_read: _builtins.int
+    warm_left: _builtins.int
+    pinned: _builtins.int
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        saved: _builtins.int = ...,
+        warm_wanted: _builtins.int = ...,
+        warm_read: _builtins.int = ...,
+        warm_left: _builtins.int = ...,
+        pinned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "pinned", b"pinned", "saved", b"saved", "warm_left", b"warm_left", "warm_read", b"warm_read", "warm_wanted", b"warm_wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___History: _TypeAlias = History  # noqa: Y015
 
 @_typing.final
 class Drive(_message.Message):
@@ -554,3 +616,112 @@ class ScrubProblem(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__layer) -> _WhichOneofReturnType__layer | None: ...
 
 Global___ScrubProblem: _TypeAlias = ScrubProblem  # noqa: Y015
+
+@_typing.final
+class SetRamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RAM_FIELD_NUMBER: _builtins.int
+    ram: _builtins.str
+    """`32GiB`, `75%` of the host, or `auto`."""
+    def __init__(
+        self,
+        *,
+        ram: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ram", b"ram"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRamRequest: _TypeAlias = SetRamRequest  # noqa: Y015
+
+@_typing.final
+class SetRamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RAM_BYTES_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    SLOTS_BEFORE_FIELD_NUMBER: _builtins.int
+    ARENA_BYTES_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    EXCESS_BYTES_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    ram_bytes: _builtins.int
+    slots: _builtins.int
+    slots_before: _builtins.int
+    arena_bytes: _builtins.int
+    settled: _builtins.bool
+    """Whether nothing is left in slots that were lost; if not, the rest follows as sessions let go."""
+    excess_bytes: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """How the amount came about."""
+
+    def __init__(
+        self,
+        *,
+        ram_bytes: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        slots_before: _builtins.int = ...,
+        arena_bytes: _builtins.int = ...,
+        settled: _builtins.bool = ...,
+        excess_bytes: _builtins.int = ...,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "excess_bytes", b"excess_bytes", "lines", b"lines", "ram_bytes", b"ram_bytes", "settled", b"settled", "slots", b"slots", "slots_before", b"slots_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRamResponse: _TypeAlias = SetRamResponse  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    UNPIN_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    unpin: _builtins.bool
+    @_builtins.property
+    def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """None: all of the layer."""
+
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        experts: _abc.Iterable[_builtins.int] | None = ...,
+        unpin: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "layer", b"layer", "unpin", b"unpin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINNED_FIELD_NUMBER: _builtins.int
+    pinned: _builtins.int
+    """Experts that are pinned now."""
+    def __init__(
+        self,
+        *,
+        pinned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinResponse: _TypeAlias = PinResponse  # noqa: Y015

@@ -54,6 +54,16 @@ class AdminServiceStub:
                 request_serializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.SerializeToString,
                 response_deserializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.FromString,
                 _registered_method=True)
+        self.SetRam = channel.unary_unary(
+                '/tierd.v1.AdminService/SetRam',
+                request_serializer=tierd_dot_api_dot_admin__pb2.SetRamRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_admin__pb2.SetRamResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/tierd.v1.AdminService/Pin',
+                request_serializer=tierd_dot_api_dot_admin__pb2.PinRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_admin__pb2.PinResponse.FromString,
+                _registered_method=True)
         self.Scrub = channel.unary_stream(
                 '/tierd.v1.AdminService/Scrub',
                 request_serializer=tierd_dot_api_dot_admin__pb2.ScrubRequest.SerializeToString,
@@ -91,6 +101,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRam(self, request, context):
+        """Give the daemon another amount of memory; returns when the arena has its new size, or within half a minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keep experts in RAM, or leave them to the policy again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scrub(self, request, context):
         """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
         at a time.
@@ -121,6 +145,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RemoveMirror,
                     request_deserializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.FromString,
                     response_serializer=tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.SerializeToString,
+            ),
+            'SetRam': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRam,
+                    request_deserializer=tierd_dot_api_dot_admin__pb2.SetRamRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_admin__pb2.SetRamResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=tierd_dot_api_dot_admin__pb2.PinRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_admin__pb2.PinResponse.SerializeToString,
             ),
             'Scrub': grpc.unary_stream_rpc_method_handler(
                     servicer.Scrub,
@@ -236,6 +270,60 @@ class AdminService:
             '/tierd.v1.AdminService/RemoveMirror',
             tierd_dot_api_dot_admin__pb2.RemoveMirrorRequest.SerializeToString,
             tierd_dot_api_dot_admin__pb2.RemoveMirrorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRam(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierd.v1.AdminService/SetRam',
+            tierd_dot_api_dot_admin__pb2.SetRamRequest.SerializeToString,
+            tierd_dot_api_dot_admin__pb2.SetRamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierd.v1.AdminService/Pin',
+            tierd_dot_api_dot_admin__pb2.PinRequest.SerializeToString,
+            tierd_dot_api_dot_admin__pb2.PinResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,10 @@ class AdminServiceStub:
     """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
     RemoveMirror: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveMirrorRequest, _admin_pb2.RemoveMirrorResponse]
     """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
+    SetRam: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetRamRequest, _admin_pb2.SetRamResponse]
+    """Give the daemon another amount of memory; returns when the arena has its new size, or within half a minute."""
+    Pin: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PinRequest, _admin_pb2.PinResponse]
+    """Keep experts in RAM, or leave them to the policy again."""
     Scrub: _grpc.UnaryStreamMultiCallable[_admin_pb2.ScrubRequest, _admin_pb2.ScrubResponse]
     """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
     at a time.
@@ -53,6 +57,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Read from copies in a directory of the daemon's host, too. Only over a Unix socket."""
     RemoveMirror: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveMirrorRequest, _admin_pb2.RemoveMirrorResponse]  # type: ignore[assignment]
     """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
+    SetRam: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetRamRequest, _admin_pb2.SetRamResponse]  # type: ignore[assignment]
+    """Give the daemon another amount of memory; returns when the arena has its new size, or within half a minute."""
+    Pin: _aio.UnaryUnaryMultiCallable[_admin_pb2.PinRequest, _admin_pb2.PinResponse]  # type: ignore[assignment]
+    """Keep experts in RAM, or leave them to the policy again."""
     Scrub: _aio.UnaryStreamMultiCallable[_admin_pb2.ScrubRequest, _admin_pb2.ScrubResponse]  # type: ignore[assignment]
     """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
     at a time.
@@ -89,6 +97,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RemoveMirrorResponse, _abc.Awaitable[_admin_pb2.RemoveMirrorResponse]]:
         """Send no more reads to a drive and close it; returns when its last read has. Only over a Unix socket."""
+
+    @_abc_1.abstractmethod
+    def SetRam(
+        self,
+        request: _admin_pb2.SetRamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetRamResponse, _abc.Awaitable[_admin_pb2.SetRamResponse]]:
+        """Give the daemon another amount of memory; returns when the arena has its new size, or within half a minute."""
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _admin_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PinResponse, _abc.Awaitable[_admin_pb2.PinResponse]]:
+        """Keep experts in RAM, or leave them to the policy again."""
 
     @_abc_1.abstractmethod
     def Scrub(

@@ -41,6 +41,13 @@ def serve(
     arena: Annotated[
         str | None, typer.Option(help="RAM for expert bytes: 96GiB, or 25% of the model's experts. Default: 25%.")
     ] = None,
+    ram: Annotated[
+        str | None,
+        typer.Option(
+            help="RAM of the whole daemon, instead of --arena: 96GiB, 75% of what this process may have, or auto; "
+            "`tierd plan` explains the sum. With --arena, too, the smaller one counts."
+        ),
+    ] = None,
     arena_dir: Annotated[
         Path | None, typer.Option(help="tmpfs directory for the arena. Default: anonymous shared memory.")
     ] = None,
@@ -62,6 +69,18 @@ def serve(
     ] = None,
     fault_plan: Annotated[
         Path | None, typer.Option(help="Damage reads on purpose as this file says. For tests only.")
+    ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(help="Usage history, which warms the next start: on, read (never written) or off. Default: on."),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the history lies. Default: STORE.state beside the store, else the user's state."),
+    ] = None,
+    pin: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Experts to keep in RAM: lines of a layer and its experts. Default: none."),
     ] = None,
     deadline_seconds: Annotated[
         float | None, typer.Option(help="Bound on an answer where the node names none. Default: 60.")
@@ -89,7 +108,11 @@ def serve(
             "listen": listen,
             "http": http,
             "arena": arena,
+            "ram": ram,
             "arena_dir": arena_dir,
+            "history": history,
+            "state_dir": state_dir,
+            "pin": pin,
             "policy": policy,
             "mirror": tuple(mirror) if mirror else None,
             "also": tuple(also) if also else None,

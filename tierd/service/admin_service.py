@@ -15,6 +15,8 @@ from tierd.api import admin_pb2_grpc
 from tierd.errors import TierdError
 from tierd.rpc import status_of
 from tierd.service.drives import Drives
+from tierd.service.ram import RamKeeper
+from tierd.service.remembering import Remembering
 from tierd.service.scrubbing import DEFAULT_RATE, Scrubber, ScrubFinding, ScrubState
 from tierd.service.statistics import drive_statistics
 
@@ -34,9 +36,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         stop: Callable[[float | None], None],
         drives: Drives,
         scrubber: Scrubber,
+        ram: RamKeeper,
+        remembering: Remembering,
     ) -> None:
         self._stats = stats
         self._scrubber = scrubber
+        self._ram = ram
+        self._remembering = remembering
         self._stop = stop
         self._drives = drives
 
@@ -76,6 +82,35 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         except TierdError as error:
             await context.abort(status_of(error), str(error))
         return pb.RemoveMirrorResponse(name=info.name)
+
+    async def SetRam(  # noqa: N802, the name is the contract's
+        self, request: pb.SetRamRequest, context: _Context
+    ) -> pb.SetRamResponse:
+        """Make the arena smaller or larger."""
+        try:
+            resized = await self._ram.set_ram(request.ram)
+        except TierdError as error:
+            await context.abort(status_of(error), str(error))
+        size = resized.size
+        return pb.SetRamResponse(
+            ram_bytes=size.ram,
+            slots=size.slots,
+            slots_before=resized.slots_before,
+            arena_bytes=size.slots * self._ram.slot_bytes,
+            settled=resized.settled,
+            excess_bytes=resized.excess_bytes,
+            lines=size.lines,
+        )
+
+    async def Pin(  # noqa: N802, the name is the contract's
+        self, request: pb.PinRequest, context: _Context
+    ) -> pb.PinResponse:
+        """Keep experts in RAM, or leave them to the policy again."""
+        try:
+            pinned = self._remembering.pin(request.layer, request.experts, pinned=not request.unpin)
+        except TierdError as error:
+            await context.abort(status_of(error), str(error))
+        return pb.PinResponse(pinned=pinned)
 
     async def Scrub(  # noqa: N802, the name is the contract's
         self, request: pb.ScrubRequest, context: _Context

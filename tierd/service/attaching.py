@@ -78,6 +78,10 @@ class ArenaAttacher:
         """See `SessionMemory.in_use`."""
         return any(block.in_use(flat) for block, _ in self._held.values())
 
+    def steps(self) -> dict[int, int]:
+        """The step of each session whose node is attached, as the node says."""
+        return {number: block.step() for number, (block, _) in self._held.items() if self._server.attached(number)}
+
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """See `SessionMemory.expectation`."""
         held = self._held.get(session_id)

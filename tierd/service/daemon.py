@@ -23,19 +23,21 @@ from tierd.errors import UsageError
 from tierd.observe.http import HttpServer, make_app
 from tierd.observe.metrics import DaemonMetrics
 from tierd.policy.policies import make_policy
+from tierd.policy.waves import wave_size
 from tierd.rpc import server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
 from tierd.service.drives import PRIMARY, Drives
 from tierd.service.listening import Listener, check_local
+from tierd.service.ram import RamKeeper, arena_size, facts_of
 from tierd.service.record_reader import RecordReader
+from tierd.service.remembering import Remembering
 from tierd.service.scrubbing import Scrubber
 from tierd.service.session_service import SessionService
 from tierd.service.statistics import statistics
 from tierd.service.store_service import StoreService
 from tierd.settings import ServeSettings
-from tierd.sizes import parse_share
 from tierd.store.store import ExpertStore
 
 __all__ = ["RAM_TIER", "Daemon", "Running"]
@@ -67,7 +69,6 @@ class Daemon:
     """One store, served. `startup`, then `wait`, then `shutdown`; `stop` may be called at any moment."""
 
     def __init__(self, store: ExpertStore, settings: ServeSettings) -> None:
-        geometry = store.geometry
         self._store = store
         self._settings = settings
         self._boot_id = secrets.token_bytes(16)
@@ -80,10 +81,9 @@ class Daemon:
             if self._http_address.path is not None:
                 raise UsageError("--http: a browser needs HOST:PORT, not a Unix socket")
             check_local(self._http_address, option="--http")
-        self._arena_bytes = parse_share(
-            settings.arena, whole=geometry.experts_total * geometry.slot_bytes, option="--arena"
-        )
-        self._policy = make_policy(settings.policy)
+        # Wrong options are found before anything is made; the spare slots are known when the drives are.
+        arena_size(settings, facts_of(store, settings, 0), store.manifest.dense_bytes)
+        self._remembering = Remembering(store, settings, make_policy(settings.policy))
         self._stopping = asyncio.Event()
         self._drain_seconds = settings.drain_seconds
         self._started = time.monotonic()
@@ -114,13 +114,18 @@ class Daemon:
         self._closers.append(listener.close)
         self._drives = drives = Drives(store, settings)
         await drives.measure()
+        facts = facts_of(store, settings, drives.spares)
+        size = arena_size(settings, facts, store.manifest.dense_bytes)
+        for line in size.lines:
+            _log.info("memory", line=line)
         self._arena = arena = Arena.create(
-            arena_bytes=self._arena_bytes,
+            arena_bytes=size.slots * facts.slot_bytes,
             slot_bytes=store.geometry.slot_bytes,
             experts=store.geometry.experts_total,
             boot_id=self._boot_id,
             directory=settings.arena_dir,
             spares=drives.spares,
+            growing=True,
         )
         self._closers.append(arena.close)
         device = drives.open()
@@ -129,16 +134,18 @@ class Daemon:
             fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
         )
         attacher = ArenaAttacher(_attach_path(listener.address), arena, store.geometry.experts_total, self._node_died)
+        await self._remembering.load()
         self._broker = broker = Broker(
             catalogue=StoreCatalogue(store),
             memory=arena,
-            policy=self._policy,
+            policy=self._remembering.policy,
             device=device,
             clock=loop,
-            max_experts_per_acquire=_wave(arena.slots, store.geometry.top_k),
+            max_experts_per_acquire=wave_size(arena.slots, store.geometry.top_k),
             sessions=attacher,
             on_wait=metrics.waited,
         )
+        self._remembering.serve(broker)
         await attacher.start()
         self._closers.append(attacher.close)
         self._attacher = attacher
@@ -152,13 +159,24 @@ class Daemon:
             max_sessions=settings.max_sessions,
             default_deadline=settings.deadline_seconds,
         )
+        self._ram = RamKeeper(
+            store=store,
+            facts=facts,
+            size=size,
+            arena=arena,
+            broker=broker,
+            end_sessions=self._sessions.end_sessions,
+            steps=attacher.steps,
+        )
         metrics.watch(broker, arena, drives, lambda: len(self._sessions.sessions))
         self._add_services(server)
         await server.start()
         self._closers.append(lambda: server.stop(1.0))
         http_url = await self._start_http()
-        lag = asyncio.ensure_future(self._watch_lag())
-        self._closers.append(lag.cancel)
+        self._closers.append(self._remembering.save)
+        for watching in (self._watch_lag(), self._ram.watch(), self._remembering.watch()):
+            self._closers.append(asyncio.ensure_future(watching).cancel)
+        self._remembering.warm(arena.slots, drives.depth)
         self._ready = True
         return Running(
             address=listener.address,
@@ -186,7 +204,9 @@ class Daemon:
             default_deadline=self._settings.deadline_seconds,
         )
         store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)
-        admin = AdminService(self.stats, self.stop, self._drives, Scrubber(store, self._drives))
+        admin = AdminService(
+            self.stats, self.stop, self._drives, Scrubber(store, self._drives), self._ram, self._remembering
+        )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -243,6 +263,8 @@ class Daemon:
             drives=self._drives,
             sessions=self._sessions.sessions.values(),
             attached=self._attacher.attached,
+            ram=self._ram,
+            remembering=self._remembering,
         )
 
     def _node_died(self, session_id: int) -> None:
@@ -257,14 +279,6 @@ class Daemon:
             due = loop.time() + _LAG_SECONDS
             await asyncio.sleep(_LAG_SECONDS)
             self._metrics.lagged(max(0.0, loop.time() - due))
-
-
-def _wave(slots: int, top_k: int) -> int:
-    """How many experts an acquire may name: a whole token's at least, where they fit, else half of the arena.
-
-    Half, so that one node's prefill of whole layers does not turn everybody else's experts out with every wave.
-    """
-    return min(slots, max(top_k, slots // 2))
 
 
 def _attach_path(address: Address) -> Path:

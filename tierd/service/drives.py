@@ -120,6 +120,11 @@ class Drives:
         deepest = max(info.threads for info in used)
         return max(deepest * max(1, len(used) - 1), len(used)) + 1
 
+    @property
+    def depth(self) -> int:
+        """Reads at a time of all drives in use together."""
+        return sum(info.threads for info in self.info.values() if info.shards)
+
     async def measure(self) -> None:
         """Find bandwidth and depth of every drive, all at once, from memory where nothing has changed."""
         await asyncio.gather(*(asyncio.to_thread(self._measure, info) for info in self.info.values()))

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,21 +23,13 @@ from tierd.errors import StoreDamaged, UsageError
 from tierd.state import state_directory
 from tierd.store.checksums import xxh3
 
-__all__ = ["HistoryFile", "HistoryMode", "history_path"]
+__all__ = ["HistoryFile", "history_path"]
 
 _FORMAT: Final = 1
 _MAX_BYTES: Final = 256 << 20
 _PARTIAL: Final = ".partial"
 
 _log = structlog.get_logger()
-
-
-class HistoryMode(StrEnum):
-    """What a daemon does with the history."""
-
-    OFF = "off"
-    READ = "read"
-    ON = "on"
 
 
 def history_path(store: Path, fingerprint: str, directory: Path | None) -> Path:

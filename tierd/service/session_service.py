@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -227,6 +228,14 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             self._attacher.left(session.id)
             why = session.error.message if session.error is not None else "the node left"
             _log.info("session closed", session=session.id, name=session.name, why=why)
+
+    def end_sessions(self, session_ids: Iterable[int], why: str) -> None:
+        """End sessions whose nodes are well; they come back with another one."""
+        for session_id in session_ids:
+            session = self.sessions.get(session_id)
+            if session is not None:
+                self._broker.close_session(session_id)
+                session.end(DaemonUnavailable(why))
 
     def node_died(self, session_id: int) -> None:
         """The life line closed: the process is gone, whatever its stream still says."""

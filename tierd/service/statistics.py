@@ -10,6 +10,8 @@ from tierd.broker import Broker
 from tierd.devices.device import DeviceStats
 from tierd.requests import Outcome
 from tierd.service.drives import DriveInfo, Drives
+from tierd.service.ram import RamKeeper
+from tierd.service.remembering import Remembering
 from tierd.service.session import Session
 
 __all__ = ["drive_statistics", "statistics"]
@@ -24,6 +26,8 @@ def statistics(
     drives: Drives,
     sessions: Iterable[Session],
     attached: Callable[[int], bool],
+    ram: RamKeeper,
+    remembering: Remembering,
 ) -> pb.GetStatsResponse:
     """All counters at one moment of the event loop, so that they add up."""
     counted = broker.stats
@@ -54,6 +58,12 @@ def statistics(
         huge_page_bytes=arena.huge_page_bytes,
         spare_slots=arena.spares,
         slots_abandoned=slots.abandoned,
+        most_slots=arena.most_slots,
+        slots_withdrawn=slots.withdrawn,
+        used_bytes=arena.used_bytes,
+        excess_bytes=arena.excess_bytes,
+        ram_bytes=ram.size.ram,
+        punched=ram.punched,
     )
     nodes = [
         pb.Session(
@@ -72,6 +82,14 @@ def statistics(
         arena=memory,
         drives=[drive_statistics(drives, info) for info in drives.info.values()],
         sessions=nodes,
+        history=pb.History(
+            path=str(remembering.file.path) if remembering.file is not None else "",
+            saved=remembering.file.saved if remembering.file is not None else 0,
+            warm_wanted=remembering.wanted,
+            warm_read=broker.background.landed,
+            warm_left=len(broker.background),
+            pinned=remembering.pinned,
+        ),
     )
 
 
