@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated
@@ -17,6 +18,7 @@ from tierd.errors import TierdError
 __all__ = ["build_app", "main"]
 
 _INTERRUPTED = 130
+_TERMINATED = 143
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,11 +57,13 @@ def build_app() -> typer.Typer:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command and leaves with its exit code: 0 done, 1 a problem, 2 wrong use, 130 interrupted."""
+    """Runs a command and leaves with its exit code: 0 done, 1 a problem, 2 wrong use, 130 or 143 on a signal."""
     given = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         # Text is UTF-8 end to end, whatever the locale says.
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    # A polite end closes the session, and the private daemon with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     sys.exit(_run(given))
 
 

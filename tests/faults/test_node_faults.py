@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 from daemons import eventually
 from sessions import RawSession
 
 from tierd.client.arena_source import ArenaSource
 from tierd.client.source import Phase
 from tierd.store.store import ExpertStore
-
-
-def alive_sessions(daemon):
-    return {s["name"]: s for s in daemon.stats()["sessions"]}
 
 
 def test_a_killed_node_is_forgotten_at_once_and_the_other_goes_on(serve, node, embedded_store, reference):
@@ -36,50 +34,49 @@ def test_a_killed_node_is_forgotten_at_once_and_the_other_goes_on(serve, node, e
     assert asked["requests"] == answered
 
 
-def test_a_killed_holder_of_the_whole_arena_makes_room_for_those_who_wait(serve, embedded_store, folder):
-    """The holder never releases: only its death can."""
-    geometry = ExpertStore.open(embedded_store).geometry
-    daemon = serve(embedded_store, "--arena", 2 * geometry.slot_bytes)
-    pid = os.fork()
-    if pid == 0:
-        # A child that holds grants until it is killed; exec keeps it apart from this process's gRPC.
-        code = (
-            "import sys, time; sys.path.insert(0, sys.argv[2])\n"
-            "from pathlib import Path\n"
-            "from tierd.addresses import parse_address\n"
-            "from sessions import RawSession\n"
-            "s = RawSession(parse_address(sys.argv[1], option='address'))\n"
-            "s.hello(name='holder'); s.acquire(0, [0, 1]); s.answers(2)\n"
-            "Path(sys.argv[3]).touch(); time.sleep(600)\n"
-        )
-        import sys  # noqa: PLC0415
+HOLDER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from sessions import RawSession
+from tierd.addresses import parse_address
+held = RawSession(parse_address(sys.argv[2], option='address'))
+held.hello(name='holder')
+held.acquire(0, [0, 1])
+held.answers(2)
+print('holds', flush=True)
+time.sleep(600)
+"""
 
-        tests = str(Path(__file__).parents[1])
-        os.execv(sys.executable, [sys.executable, "-c", code, daemon.name, tests, str(folder / "holds")])
-    try:
-        eventually((folder / "holds").exists, seconds=30)
-        waiter = RawSession(daemon.address)
-        waiter.hello(name="waiter")
-        waiter.acquire(1, [0, 1])
-        eventually(lambda: daemon.stats()["requests"]["pending"] == 2)
-        assert alive_sessions(daemon)["holder"]["grants"] == 2
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+
+def test_a_killed_holder_of_the_whole_arena_makes_room_for_those_who_wait(serve, pattern_store):
+    """The holder never releases: only its death can."""
+    daemon = serve(pattern_store.path, "--arena", 2 * pattern_store.geometry.slot_bytes)
+    command = [sys.executable, "-c", HOLDER, str(Path(__file__).parents[1]), daemon.name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "holds\n"
+            waiter = RawSession(daemon.address)
+            waiter.hello(name="waiter")
+            waiter.acquire(1, [0, 1])
+            eventually(lambda: daemon.stats()["requests"]["pending"] == 2)
+            assert {s["name"]: s["grants"] for s in daemon.stats()["sessions"]} == {"holder": 2, "waiter": 0}
+        finally:
+            holder.kill()
     ready, failed = waiter.answers(2, seconds=3.0)
     assert set(ready) == {0, 1}
     assert not failed
     waiter.close()
 
 
-def test_an_interrupted_node_ends_at_once_and_leaves_nothing(serve, node, embedded_store):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_node_that_is_asked_to_end_does_so_at_once_and_leaves_nothing(serve, node, embedded_store, number, expected):
     daemon = serve(embedded_store, "--arena", "10%")
     one = node(daemon, tokens=4000).answering()
     begun = time.monotonic()
-    one.process.send_signal(signal.SIGINT)
+    one.process.send_signal(number)
     code = one.process.wait(10)
     took = time.monotonic() - begun
-    assert code == 130
+    assert code == expected
     assert took < 3.0  # a second, and what a busy machine adds
     assert "Traceback" not in one.words
     eventually(lambda: not daemon.stats()["sessions"] and daemon.session_blocks() == 0, seconds=3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from tierd.store.store import ExpertStore
 __all__ = ["register"]
 
 _WIDTH = 96
+_TERMINATED = 143
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +44,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Write text with a trained MoE model whose experts do not fit the arena, and show where they came from."""
+    # A polite end stops daemon and node too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     quiet = Console(stderr=True)
     with quiet.status("preparing the embedded model") as status:
         store = embedded_store(status.update)

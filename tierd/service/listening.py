@@ -65,6 +65,9 @@ class Listener:
     def close(self) -> None:
         """Let another daemon have the socket."""
         if self._lock is not None:
+            # gRPC removes the socket of a server that ran, not of one that never started.
+            if self.address.path is not None:
+                self.address.path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
