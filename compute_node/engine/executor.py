@@ -94,17 +94,38 @@ class Executor:
             self.close()
             raise _wrong_mode("a kernel thread")
 
-    def run(self, segment: Segment) -> None:
-        """Runs all ops of a segment in order, each over all threads if it is large enough.
+    def run(self, segment: Segment, first: int = 0) -> int:
+        """Runs the ops of a segment in order, each over all threads if it is large enough.
+
+        Args:
+            segment: what to run.
+            first: number of the op to begin with.
+
+        Returns:
+            The number of the op that halted the run, or how many ops the segment has if none did.
 
         Raises:
             TierdError: the executor is closed, was made before a fork, or the thread's floating-point mode is wrong.
         """
         with self._lock:
             self._check()
-            fine = run_loop.run_table(self._address, segment.address, len(segment.ops), self.threads)
-        if not fine:
+            done = run_loop.run_table(self._address, segment.address, first, len(segment.ops), self.threads)
+        if done < 0:
             raise _wrong_mode("the calling thread")
+        return int(done)
+
+    def run_each(self, segment: Segment) -> None:
+        """Runs a segment op by op from Python, each over all threads if it is large enough; for comparison.
+
+        Raises:
+            TierdError: the executor is closed, was made before a fork, or the thread's floating-point mode is wrong.
+        """
+        for index in range(len(segment.ops)):
+            with self._lock:
+                self._check()
+                done = run_loop.run_table(self._address, segment.address, index, index + 1, self.threads)
+            if done < 0:
+                raise _wrong_mode("the calling thread")
 
     def run_reference(self, segment: Segment) -> None:
         """Runs a segment op by op from Python on the calling thread: the same bits, easy to step through.

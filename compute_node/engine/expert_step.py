@@ -72,6 +72,7 @@ class ExpertPoint:
         program: whose routes are read and whose expert rows are written.
         executor: runs the expert's kernels.
         numerics: name of the kernels' arithmetic.
+        by_ops: run the kernels one call per op.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class ExpertPoint:
         executor: Executor,
         *,
         numerics: str,
+        by_ops: bool = False,
     ) -> None:
+        self._run = executor.run_each if by_ops else executor.run
         self._source = source
         self._program = program
-        self._executor = executor
         self.experts_chosen = 0
         built: dict[str, ExpertFFN] = {}
         layouts = [
@@ -133,7 +135,7 @@ class ExpertPoint:
             observe(layer, indices, program.route_weights[:rows])
         assignments = assign_routes(indices)
         ffn, layout = self._layers[layer]
-        point, assign, run, segment = ffn.point, ffn.assign, self._executor.run, ffn.segment
+        point, assign, run, segment = ffn.point, ffn.assign, self._run, ffn.segment
         used: set[int] = set()
 
         def use(expert: int, address: int) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
 from compute_node.engine.kv_cache import KVCache, Sequence
+from compute_node.engine.step import StepRunner
 from compute_node.engine.weights import Weights
 from compute_node.kernels import NUMERICS, quantises
 from compute_node.models.config_reader import parse_config
@@ -24,9 +25,12 @@ from compute_node.models.registry import family_of
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 
-__all__ = ["DEFAULT_CONTEXT", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
+__all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
 
 DEFAULT_CONTEXT: Final = 4096
+
+EXECUTIONS: Final = ("fused", "layers", "ops")
+"""How a step is run: in one native call where no expert is missing, one call per layer, or one call per op."""
 
 Cancelled = Callable[[], bool]
 Observe = Callable[[int, NDArray[np.int32], NDArray[np.float32]], None]
@@ -38,6 +42,7 @@ class ModelOptions:
 
     Attributes:
         numerics: `exact`, or `fast`: activations as signed bytes wherever weights are quantised; see `kernels.matmul`.
+        execution: one of `EXECUTIONS`; for tests and comparisons.
         context: most tokens of a sequence; None: what the checkpoint was made for, at most `DEFAULT_CONTEXT`.
         sequences: how many sequences have a place in the KV cache.
         threads: native threads; None: the cores that this process may use.
@@ -46,6 +51,7 @@ class ModelOptions:
     """
 
     numerics: str = "exact"
+    execution: str = "fused"
     context: int | None = None
     sequences: int = 1
     threads: int | None = None
@@ -98,6 +104,8 @@ class Model:
         numerics = options.numerics
         if numerics not in NUMERICS:
             raise UsageError(f"unknown numerics {numerics!r}", hint=f"Known: {', '.join(NUMERICS)}.")
+        if options.execution not in EXECUTIONS:
+            raise UsageError(f"unknown execution {options.execution!r}", hint=f"Known: {', '.join(EXECUTIONS)}.")
         self.config = config
         self.model_type = family.model_type
         self.numerics = numerics
@@ -123,7 +131,12 @@ class Model:
         )
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
-        self._experts = ExpertPoint(source, geometry, self._program, self._executor, numerics=numerics)
+        self._experts = ExpertPoint(
+            source, geometry, self._program, self._executor, numerics=numerics, by_ops=options.execution == "ops"
+        )
+        self._steps = StepRunner(
+            source, geometry, self._program, self._executor, numerics=numerics, execution=options.execution
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +159,7 @@ class Model:
     @property
     def experts_chosen(self) -> int:
         """Unique experts that the router chose, summed over layers and steps; counted here, not by the source."""
-        return self._experts.experts_chosen
+        return self._experts.experts_chosen + self._steps.experts_used
 
     def close(self) -> None:
         """Ends the native threads. May be called more than once."""
@@ -169,7 +182,8 @@ class Model:
             tokens: at most `rows` token ids.
             phase: prefill or decode, for counters.
             logits_of: which of these tokens' logits are wanted: places in `tokens`, negative ones from its end.
-            cancelled: asked between layers; True gives the step up.
+            cancelled: asked before the step and at each layer where native code does not go on by itself; True gives
+                the step up.
             observe: shown each layer's routes.
 
         Returns:
@@ -221,29 +235,37 @@ class Model:
         outside = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
         if outside.size:
             raise LimitExceeded(f"token id {outside[0]} is outside the vocabulary of {self.config.vocab_size} tokens")
-        program, run, times = self._program, self._executor.run, self.times
+        program, times, rows = self._program, self.times, len(tokens)
         begun, waited = time.perf_counter(), self.source.stats.wait_seconds
         try:
             program.batch.set(tokens, positions, bases)
-            for segment, layer in zip(program.body, program.expert_layers, strict=False):
-                run(segment)
+            self._choose(logits_of[: program.head_batch.max_rows])
+            if cancelled is not None and cancelled():
+                return None
+            for layer in self._steps.run(rows, step=times.steps, phase=phase, observed=observe is not None):
                 if cancelled is not None and cancelled():
                     return None
-                self._experts.run(layer, len(tokens), step=times.steps, phase=phase, observe=observe)
-            run(program.body[-1])
-            return self._head(logits_of)
+                self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe)
+            return self._logits(logits_of)
         finally:
             times.steps += 1
             times.seconds += time.perf_counter() - begun
             times.wait_seconds += self.source.stats.wait_seconds - waited
 
-    def _head(self, rows: Listing[int]) -> NDArray[np.float32]:
+    def _choose(self, rows: Listing[int]) -> None:
+        """Makes these the rows that go through the LM head."""
+        self._program.head_index[: len(rows)] = rows
+        self._program.head_batch.set_rows(len(rows))
+
+    def _logits(self, rows: Listing[int]) -> NDArray[np.float32]:
+        """Copies the logits of the rows; those that did not fit the step's own run of the head are computed now."""
         program = self._program
         logits = np.empty((len(rows), self.config.vocab_size), np.float32)
-        for first in range(0, len(rows), program.head_batch.max_rows):
-            part = rows[first : first + program.head_batch.max_rows]
-            program.head_index[: len(part)] = part
-            program.head_batch.set_rows(len(part))
-            self._executor.run(program.head)
+        most = program.head_batch.max_rows
+        for first in range(0, len(rows), most):
+            part = rows[first : first + most]
+            if first:
+                self._choose(part)
+                self._executor.run(program.head)
             logits[first : first + len(part)] = program.logits[: len(part)]
         return logits

@@ -16,6 +16,8 @@ from compute_node.kernels.attention import attention, kv_append  # noqa: E402 - 
 from compute_node.kernels.batch import Batch  # noqa: E402
 from compute_node.kernels.elementwise import add, clip, combine, gather_rows, silu_mul  # noqa: E402
 from compute_node.kernels.embedding import embed  # noqa: E402
+from compute_node.kernels.expert_group import Binding, ExpertGroup  # noqa: E402
+from compute_node.kernels.expert_records import ExpertShape  # noqa: E402
 from compute_node.kernels.experts import ExpertFFN, ExpertLayout  # noqa: E402
 from compute_node.kernels.matmul import NUMERICS, matmul, quantises  # noqa: E402
 from compute_node.kernels.matrix import FORMATS, Matrix, bf16_bits, dequantise, from_float32  # noqa: E402
@@ -30,8 +32,11 @@ __all__ = [
     "FORMATS",
     "NUMERICS",
     "Batch",
+    "Binding",
     "ExpertFFN",
+    "ExpertGroup",
     "ExpertLayout",
+    "ExpertShape",
     "Matrix",
     "Op",
     "QuantisedRows",

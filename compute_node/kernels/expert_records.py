@@ -31,15 +31,17 @@ from compute_node.kernels.matmul import (
     X,
     Y,
     kernel_kind,
-    matmul_rows,
+    matmul_kernel,
     quantises,
 )
 from compute_node.kernels.matrix import FORMATS, GROUP, data_dtype, data_shape, scales_dtype, scales_shape
 from compute_node.kernels.op import KERNEL, address_of, check_buffer
 from compute_node.kernels.quantised_rows import QuantisedRows, quantise_span, row_layout
+from compute_node.kernels.threads import call_kernel
 from tierd.errors import UsageError
 
 __all__ = [
+    "CODE",
     "COLUMN_GRAIN",
     "DOWN",
     "EXPERT_FIELDS",
@@ -47,7 +49,6 @@ __all__ = [
     "UP",
     "ExpertLayout",
     "ExpertShape",
-    "down_kernel",
     "gate_up_kernel",
     "gate_up_rows",
 ]
@@ -57,6 +58,8 @@ UP: Final = MATMUL_FIELDS
 DOWN: Final = 2 * MATMUL_FIELDS
 PRODUCT, PRODUCT_STRIDE, PRODUCT_START = range(3 * MATMUL_FIELDS, 3 * MATMUL_FIELDS + 3)
 """The quantised product of gate and up: address of its row 0 or 0, stride in bytes, where groups begin in a row."""
+CODE: Final = 3 * MATMUL_FIELDS + 3
+"""Address of the matmul kernel: called, not compiled in, so that its machine code is made once."""
 EXPERT_FIELDS: Final = 48
 
 COLUMN_GRAIN: Final = max(GRAIN, GROUP)
@@ -66,9 +69,9 @@ COLUMN_GRAIN: Final = max(GRAIN, GROUP)
 @njit(nogil=True, cache=True, error_model="numpy")
 def gate_up_rows(args: int, lo: int, hi: int) -> None:
     """Columns lo..hi of `silu(gate x) * up x`, left where gate wrote and, for fast numerics, quantised as well."""
-    matmul_rows(args + GATE * 8, lo, hi)
-    matmul_rows(args + UP * 8, lo, hi)
     m = i64_at(args)
+    call_kernel(m[CODE], args + GATE * 8, lo, hi)
+    call_kernel(m[CODE], args + UP * 8, lo, hi)
     for row in range(i64_at(m[COUNT])[0]):
         out = m[Y] + row * m[Y_STRIDE]
         gate, up = f32_at(out), f32_at(m[UP + Y] + row * m[UP + Y_STRIDE])
@@ -82,12 +85,6 @@ def gate_up_rows(args: int, lo: int, hi: int) -> None:
 def gate_up_kernel(args: int, lo: int, hi: int) -> None:
     """`gate_up_rows` of one expert as an op."""
     gate_up_rows(args, lo, hi)
-
-
-@cfunc(KERNEL, cache=True, error_model="numpy")
-def down_kernel(args: int, lo: int, hi: int) -> None:
-    """Columns lo..hi of the last product of one expert as an op."""
-    matmul_rows(args + DOWN * 8, lo, hi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +219,7 @@ class Records:
             down = row[DOWN : DOWN + MATMUL_FIELDS]
             self._fill(down, number, width, hidden, middle, shape.expert_rows)
             down[Y_STRIDE], down[Y_INDEX] = shape.expert_rows.strides[1], address_of(targets)
+            row[CODE] = matmul_kernel.address
             if self.product is not None:
                 start, stride = row_layout(width)
                 row[PRODUCT], row[PRODUCT_STRIDE], row[PRODUCT_START] = address_of(middle), stride, start

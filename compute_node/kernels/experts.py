@@ -18,10 +18,9 @@ from compute_node.kernels.expert_records import (
     UP,
     ExpertLayout,
     ExpertShape,
-    down_kernel,
     gate_up_kernel,
 )
-from compute_node.kernels.matmul import DATA, GRAIN, SCALES
+from compute_node.kernels.matmul import DATA, GRAIN, MATMUL_FIELDS, SCALES, matmul_kernel
 from compute_node.kernels.matrix import Matrix
 from compute_node.kernels.op import Op, address_of
 from compute_node.kernels.quantised_rows import QuantisedRows
@@ -66,6 +65,7 @@ class ExpertFFN:
         self._targets = np.zeros(shape.max_rows, np.int64)
         records = shape.records(1, shape.max_rows, self._sources, self._targets)
         self._count, self._record = records.counts, records.table[0]
+        down = self._record[DOWN : DOWN + MATMUL_FIELDS]
         self._weights: tuple[Matrix, ...] = ()
         keep = (shape, records, self._sources, self._targets)
         self.segment = Segment(
@@ -76,7 +76,7 @@ class ExpertFFN:
                     units=intermediate, per_row=False, grain=COLUMN_GRAIN, work=2 * shape.hidden, keep=keep,
                 ),
                 Op(
-                    f"{name} down", f"down {format}", down_kernel.address, self._record, self._count,
+                    f"{name} down", f"matmul {format}", matmul_kernel.address, down, self._count,
                     units=shape.hidden, per_row=False, grain=GRAIN, work=intermediate, keep=keep,
                 ),
             ),

@@ -35,6 +35,7 @@ __all__ = [
     "larger32",
     "offset",
     "prefetch",
+    "prefetch_line",
     "splat",
     "sum_lanes",
     "zero_lanes",
@@ -82,6 +83,17 @@ def prefetch(builder: ir.IRBuilder, pointer: Any) -> None:
     ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     read, keep, data = (ir.Constant(I32, value) for value in (0, 2, 1))
     builder.call(ask, [pointer, read, keep, data])
+
+
+@intrinsic
+def prefetch_line(_typing: Any, address: Any) -> Any:
+    """Asks for the cache line at an address, into L2; it need not be mapped. Changes no result."""
+
+    def generate(context: Any, builder: Any, _signature: Any, a: Any) -> Any:
+        prefetch(builder, builder.inttoptr(a[0], I8.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 def splat(builder: ir.IRBuilder, value: Any) -> Any:

@@ -27,7 +27,7 @@ __all__ = [
     "NUMERICS",
     "kernel_kind",
     "matmul",
-    "matmul_rows",
+    "matmul_kernel",
     "quantises",
     "weight_fields",
 ]
@@ -107,8 +107,8 @@ def _store(m: Any, row: int, o: Any, sums: Any) -> None:
         y[o[j]] = total
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def matmul_rows(args: int, lo: int, hi: int) -> None:
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def matmul_kernel(args: int, lo: int, hi: int) -> None:
     """Columns lo..hi of all rows; `args` is the address of a record of `MATMUL_FIELDS`."""
     m = i64_at(args)
     rows = i64_at(m[COUNT])[0]
@@ -140,12 +140,6 @@ def matmul_rows(args: int, lo: int, hi: int) -> None:
             while row < end:
                 _store(m, row, o, _dots(m[KIND], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
                 row += 1
-
-
-@cfunc(KERNEL, cache=True, error_model="numpy")
-def matmul_kernel(args: int, lo: int, hi: int) -> None:
-    """`matmul_rows` as an op."""
-    matmul_rows(args, lo, hi)
 
 
 def kernel_kind(op: str, numerics: str, weight_format: str) -> int:
@@ -219,4 +213,5 @@ def matmul(
     return Op(
         name, f"matmul {matrix.format}", matmul_kernel.address, args, batch.count,
         units=matrix.rows, per_row=False, grain=GRAIN, work=matrix.cols, keep=(matrix, x, rows, y, bias, batch),
+        weights=data, unit_bytes=data_stride,
     )  # fmt: skip

@@ -40,6 +40,11 @@ class Op:
         grain: slices begin at multiples of this many units.
         work: multiply-adds (or as much time) of one unit for one row; only sizes the split, never the result.
         keep: objects whose memory the record points into.
+        weights: address of the weights of unit 0, whose first lines are asked for while the op before still computes;
+            0 where there are none or they are not known in advance.
+        unit_bytes: distance of the weights of two units.
+        halt: int64 array whose first element the op sets; anything but 0 ends the run behind this op. Such an op is
+            never split.
     """
 
     name: str
@@ -52,6 +57,9 @@ class Op:
     grain: int
     work: int
     keep: tuple[object, ...]
+    weights: int = 0
+    unit_bytes: int = 0
+    halt: NDArray[np.int64] | None = None
 
     def __call__(self, lo: int = 0, hi: int | None = None) -> None:
         """Computes units lo..hi, all of them by default, on the calling thread."""

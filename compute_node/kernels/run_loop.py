@@ -2,6 +2,8 @@
 
 Every thread walks the same table, takes its slice of each op and meets the others before the next op may read what
 this one wrote. An op too small to be worth sharing is done by thread 0; two such ops in a row need no meeting.
+While a thread waits for the others, the first weights of its next part are on their way to its cache. An op may halt
+the run, where Python has to do something; a later run begins behind it.
 The split depends on sizes only and never changes a result, since units are independent.
 """
 
@@ -11,7 +13,7 @@ from typing import Any, Final
 
 from numba import njit
 
-from compute_node.kernels.lanes import f32_at, i64_at
+from compute_node.kernels.lanes import f32_at, i64_at, prefetch_line
 from compute_node.kernels.threads import (
     atomic_add,
     atomic_load,
@@ -27,16 +29,19 @@ from compute_node.kernels.threads import (
 
 __all__ = ["BLOCK_WORDS", "FIELDS", "SHARED_WORK", "TINY", "run_table", "stop", "worker", "wrong_mode"]
 
-# Fields of an op in a segment's table.
-OP_ADDRESS, OP_ARGS, OP_ROWS, OP_UNITS, OP_PER_ROW, OP_GRAIN, OP_WORK = range(7)
-FIELDS: Final = 8
+# Fields of an op in a segment's table. NEXT is the number of the next op with weights that are known in advance.
+OP_ADDRESS, OP_ARGS, OP_ROWS, OP_UNITS, OP_PER_ROW, OP_GRAIN, OP_WORK, OP_HALT = range(8)
+OP_WEIGHTS, OP_UNIT_BYTES, OP_NEXT = range(8, 11)
+FIELDS: Final = 16
 
 # Words of the control block, each on its own cache line: 8 int64 apart.
-GENERATION, TABLE, OPS, ARRIVED, PHASE, SLEEPERS, STOP, TINY = (i * 64 for i in range(8))
-BLOCK_WORDS: Final = 64
+GENERATION, TABLE, FIRST, OPS, ARRIVED, PHASE, SLEEPERS, STOP, TINY, HALTED = (i * 64 for i in range(10))
+BLOCK_WORDS: Final = 80
 
 SHARED_WORK: Final = 1 << 16
 """Multiply-adds below which one thread does an op alone: some 10 us, about what a meeting costs on a busy machine."""
+_AHEAD_LINES: Final = 128
+"""Cache lines of the next op's weights that a thread asks for when it has done its part of an op."""
 _SPIN_NANOSECONDS: Final = 50_000
 _SPINS_BEFORE_YIELD: Final = 2000
 
@@ -48,26 +53,58 @@ def _live_work(table: int, index: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _run_slice(table: int, index: int, part: int, parts: int) -> None:
-    """This thread's part of an op; slices begin at multiples of the op's grain."""
-    op = i64_at(table + index * FIELDS * 8)
+def _shared(table: int, index: int) -> Any:
+    """True if all threads take part in an op."""
+    halt = i64_at(table + index * FIELDS * 8)[OP_HALT]
+    return halt == 0 and _live_work(table, index) >= SHARED_WORK
+
+
+@njit(nogil=True, cache=True)
+def _slice(op: Any, part: int, parts: int) -> Any:
+    """First and end unit of this thread's part of an op; slices begin at multiples of the op's grain."""
     units = op[OP_UNITS] * (i64_at(op[OP_ROWS])[0] if op[OP_PER_ROW] != 0 else 1)
     grains = (units + op[OP_GRAIN] - 1) // op[OP_GRAIN]
-    lo = grains * part // parts * op[OP_GRAIN]
-    hi = min(grains * (part + 1) // parts * op[OP_GRAIN], units)
+    return grains * part // parts * op[OP_GRAIN], min(grains * (part + 1) // parts * op[OP_GRAIN], units)
+
+
+@njit(nogil=True, cache=True)
+def _run_slice(table: int, index: int, part: int, parts: int) -> None:
+    """This thread's part of an op."""
+    op = i64_at(table + index * FIELDS * 8)
+    lo, hi = _slice(op, part, parts)
     if lo < hi:
         call_kernel(op[OP_ADDRESS], op[OP_ARGS], lo, hi)
 
 
 @njit(nogil=True, cache=True)
-def _meet(block: int, threads: int, phase: int) -> None:
-    """Waits until all threads are here: a short spin, then leaving the core to others between looks."""
+def _ask_ahead(table: int, index: int, ops: int, part: int, parts: int) -> None:
+    """Asks for the first weights of this thread's part of the next op that has some."""
+    following = i64_at(table + index * FIELDS * 8)[OP_NEXT]
+    if following < ops:
+        op = i64_at(table + following * FIELDS * 8)
+        lo, hi = _slice(op, part, parts)
+        start = op[OP_WEIGHTS] + lo * op[OP_UNIT_BYTES]
+        for line in range(min(_AHEAD_LINES, (hi - lo) * op[OP_UNIT_BYTES] // 64)):
+            prefetch_line(start + line * 64)
+
+
+@njit(nogil=True, cache=True)
+def _meet(block: int, threads: int, phase: int) -> Any:
+    """Waits until all threads are here: a short spin, then leaving the core to others between looks.
+
+    Returns True if the run ends here. All learn it from the word that lets them go: it stands until they meet again,
+    while `HALTED` may by then be that of another run.
+    """
     if atomic_add(block + ARRIVED, 1) == threads - 1:
+        halted = atomic_load(block + HALTED)
         atomic_store(block + ARRIVED, 0)
-        atomic_store(block + PHASE, phase)
-        return
+        atomic_store(block + PHASE, 2 * phase + halted)
+        return halted != 0
     spins = 0
-    while atomic_load(block + PHASE) != phase:
+    while True:
+        found = atomic_load(block + PHASE)
+        if found >> 1 == phase:
+            return found & 1 != 0
         spins += 1
         if spins < _SPINS_BEFORE_YIELD:
             pause()
@@ -76,17 +113,37 @@ def _meet(block: int, threads: int, phase: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _run_part(block: int, table: int, ops: int, part: int, threads: int) -> None:
-    phase = atomic_load(block + PHASE)
-    for index in range(ops):
-        shared = _live_work(table, index) >= SHARED_WORK
+def _run_part(block: int, table: int, first: int, ops: int, part: int, threads: int) -> Any:
+    """Ops first..ops as thread `part`; the number of the op that ended the run, or `ops`.
+
+    An op that may halt also decides how much the ops behind it have to do. So all meet after it, before anyone looks.
+    """
+    phase = atomic_load(block + PHASE) >> 1
+    for index in range(first, ops):
+        halt = i64_at(table + index * FIELDS * 8)[OP_HALT]
+        shared = _shared(table, index)
         if shared:
             _run_slice(table, index, part, threads)
+            _ask_ahead(table, index, ops, part, threads)
         elif part == 0:
             _run_slice(table, index, 0, 1)
-        if index + 1 == ops or shared or _live_work(table, index + 1) >= SHARED_WORK:
+            if halt != 0 and atomic_load(halt) != 0:
+                atomic_store(block + HALTED, 1)
+        if index + 1 == ops or shared or halt != 0 or _shared(table, index + 1):
             phase += 1
-            _meet(block, threads, phase)
+            if _meet(block, threads, phase):
+                return index
+    return ops
+
+
+@njit(nogil=True, cache=True)
+def _run_alone(table: int, first: int, ops: int) -> Any:
+    for index in range(first, ops):
+        _run_slice(table, index, 0, 1)
+        halt = i64_at(table + index * FIELDS * 8)[OP_HALT]
+        if halt != 0 and atomic_load(halt) != 0:
+            return index
+    return ops
 
 
 @njit("boolean(int64)", nogil=True, cache=True)
@@ -95,34 +152,35 @@ def wrong_mode(block: int) -> Any:
     return flushes_to_zero(f32_at(block + TINY)[0])
 
 
-@njit("boolean(int64, int64, int64, int64)", nogil=True, cache=True)
-def run_table(block: int, table: int, ops: int, threads: int) -> bool:
-    """Runs a segment on the calling thread, as part 0, and on the workers; alone if no op is worth sharing.
+@njit("int64(int64, int64, int64, int64, int64)", nogil=True, cache=True)
+def run_table(block: int, table: int, first: int, ops: int, threads: int) -> Any:
+    """Runs ops of a table on the calling thread, as part 0, and on the workers; alone if no op is worth sharing.
 
-    Returns False, with nothing run, if the calling thread's floating-point mode would change results.
+    Returns the number of the op that halted, `ops` if none did, or -1, with nothing run, if the calling thread's
+    floating-point mode would change results.
 
     Args:
         block: address of the control block.
         table: address of the segment's table.
-        ops: how many.
+        first: where to begin.
+        ops: how many the table has.
         threads: the caller and its workers.
     """
     if wrong_mode(block):
-        return False
+        return -1
     worth = False
-    for index in range(ops):
+    for index in range(first, ops):
         worth = worth or _live_work(table, index) >= SHARED_WORK
     if threads == 1 or not worth:
-        for index in range(ops):
-            _run_slice(table, index, 0, 1)
-        return True
+        return _run_alone(table, first, ops)
+    atomic_store(block + HALTED, 0)
     atomic_store(block + TABLE, table)
+    atomic_store(block + FIRST, first)
     atomic_store(block + OPS, ops)
     atomic_add(block + GENERATION, 1)
     if atomic_load(block + SLEEPERS) != 0:
         futex_wake(block + GENERATION)
-    _run_part(block, table, ops, 0, threads)
-    return True
+    return _run_part(block, table, first, ops, 0, threads)
 
 
 @njit("int64(int64, int64)", nogil=True, cache=True)
@@ -157,7 +215,8 @@ def worker(block: int, part: int, threads: int) -> None:
         seen = _next(block, seen)
         if atomic_load(block + STOP) != 0:
             return
-        _run_part(block, atomic_load(block + TABLE), atomic_load(block + OPS), part, threads)
+        table, first, ops = (atomic_load(block + TABLE), atomic_load(block + FIRST), atomic_load(block + OPS))
+        _run_part(block, table, first, ops, part, threads)
 
 
 @njit("void(int64)", nogil=True, cache=True)

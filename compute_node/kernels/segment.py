@@ -12,9 +12,13 @@ from compute_node.kernels.run_loop import (
     OP_ADDRESS,
     OP_ARGS,
     OP_GRAIN,
+    OP_HALT,
+    OP_NEXT,
     OP_PER_ROW,
     OP_ROWS,
+    OP_UNIT_BYTES,
     OP_UNITS,
+    OP_WEIGHTS,
     OP_WORK,
 )
 from tierd.errors import UsageError
@@ -43,6 +47,12 @@ class Segment:
             row[OP_ADDRESS], row[OP_ARGS] = op.address, address_of(op.args)
             row[OP_ROWS], row[OP_UNITS], row[OP_PER_ROW] = address_of(op.rows), op.units, int(op.per_row)
             row[OP_GRAIN], row[OP_WORK] = op.grain, op.work
+            row[OP_HALT], row[OP_WEIGHTS], row[OP_UNIT_BYTES] = address_of(op.halt), op.weights, op.unit_bytes
+        following = len(self.ops)
+        for index in reversed(range(len(self.ops))):
+            self.table[index, OP_NEXT] = following
+            if self.ops[index].weights:
+                following = index
         self.address = address_of(self.table)
 
     def live_work(self) -> int:

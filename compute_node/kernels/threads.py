@@ -21,9 +21,11 @@ __all__ = [
     "atomic_load",
     "atomic_store",
     "call_kernel",
+    "count_use",
     "flushes_to_zero",
     "futex_wait",
     "futex_wake",
+    "load_fence",
     "nanoseconds",
     "pause",
     "sched_yield",
@@ -69,6 +71,32 @@ def atomic_store(_typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def count_use(_typing: Any, last_step: Any, step: Any, uses: Any) -> Any:
+    """Stores the low half of `step` at an address, then adds 1 to the uint32 at another, in this order for readers."""
+
+    def generate(context: Any, builder: Any, _signature: Any, a: Any) -> Any:
+        half = I32.as_pointer()
+        builder.store_atomic(builder.trunc(a[1], I32), builder.inttoptr(a[0], half), "release", 4)
+        counter = builder.inttoptr(a[2], half)
+        more = builder.add(builder.load_atomic(counter, "monotonic", 4), ir.Constant(I32, 1))
+        builder.store_atomic(more, counter, "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def load_fence(_typing: Any) -> Any:
+    """Keeps every load before it before every load after it."""
+
+    def generate(context: Any, builder: Any, _signature: Any, _a: Any) -> Any:
+        builder.fence("acquire")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic

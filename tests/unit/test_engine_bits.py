@@ -163,7 +163,7 @@ def test_cancelling_stops_before_the_next_layer_asks_for_experts(store, tokens):
     source = InProcess(store)
     with Model(source, ModelOptions(threads=1)) as model:
         sequence = model.cache.take()
-        answers = iter([False, True])
+        answers = iter([False, False, True])
         assert model.extend(sequence, tokens, phase=Phase.PREFILL, cancelled=lambda: next(answers)) is None
         assert source.stats.visits == 1
         assert sequence.tokens == []

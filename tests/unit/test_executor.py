@@ -91,6 +91,44 @@ def layer(seed=0, rows=3, width=256):
     return Segment("layer", ops), x
 
 
+@cfunc(KERNEL)
+def countdown_kernel(args, _lo, _hi):
+    """Takes one from a number that halts the run while it is above zero."""
+    m = i64_at(args)
+    i64_at(m[0])[0] -= 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("work", [(0,), (SHARED_WORK,), (SHARED_WORK, 0)])
+def test_an_op_halts_the_run_and_a_later_run_goes_on_behind_it(threads, work):
+    with Executor(threads) as executor:
+        for _ in range(20):
+            segment, pair = chain(24, 64, work)
+            left = np.array([3], np.int64)
+            halting = [
+                Op("halt", "test", countdown_kernel.address, left.ctypes.data + np.zeros(1, np.int64),
+                   np.ones(1, np.int64), 1, False, 1, SHARED_WORK, (left,), halt=left)
+                for _ in range(3)
+            ]  # fmt: skip
+            ops = [*segment.ops[:6], halting[0], *segment.ops[6:], *halting[1:]]
+            whole = Segment("halting", ops)
+            assert executor.run(whole) == 6
+            assert pair[0].tolist() == expected_chain(6, 64).tolist()
+            assert executor.run(whole, 7) == 25
+            assert pair[0].tolist() == expected_chain(24, 64).tolist()
+            assert executor.run(whole, 26) == len(ops)
+            assert left[0] == 0
+
+
+def test_each_op_in_a_call_of_its_own_gives_the_same_bits():
+    with Executor(2) as executor:
+        fused, x = layer()
+        single, y = layer()
+        executor.run(fused)
+        executor.run_each(single)
+        assert x.tobytes() == y.tobytes()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_fused_and_op_by_op_give_the_same_bits(threads):
     with Executor(threads) as executor:

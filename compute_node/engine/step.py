@@ -1,0 +1,157 @@
+"""Runs a step: as one native program where experts can be read directly, else segment by segment.
+
+The fused program is all segments in one table, with the ops of `kernels.expert_group` where they meet. It comes back
+for a layer whose experts are not all resident, and goes on behind it. Either way gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from compute_node.engine.executor import Executor
+from compute_node.engine.expert_step import kernel_layout
+from compute_node.engine.program import Segment
+from compute_node.kernels import Binding, ExpertGroup, ExpertShape, Op
+from compute_node.models.decoder import DecoderProgram
+from tierd.client.source import DirectAccess, ExpertSource, Phase
+from tierd.store.geometry import Geometry
+
+__all__ = ["FUSED_ROWS", "StepRunner"]
+
+FUSED_ROWS: Final = 16
+"""Most rows of a fused step: more are a prefill, whose time per layer makes Python's share negligible."""
+
+
+class StepRunner:
+    """Runs the segments of a program and says at which layers Python has to bring experts.
+
+    Args:
+        source: where experts come from.
+        geometry: of the store behind it.
+        program: to run.
+        executor: runs it.
+        numerics: name of the kernels' arithmetic.
+        execution: `fused`; `layers`: one call per segment; `ops`: one call per op.
+
+    Attributes:
+        experts_used: experts that the native step used by itself, over all steps.
+    """
+
+    def __init__(
+        self,
+        source: ExpertSource,
+        geometry: Geometry,
+        program: DecoderProgram,
+        executor: Executor,
+        *,
+        numerics: str,
+        execution: str,
+    ) -> None:
+        self._source = source
+        self._program = program
+        self._executor = executor
+        self._fuses = execution == "fused"
+        self._by_ops = execution == "ops"
+        self._binding = Binding()
+        self._bound: tuple[DirectAccess | None, Phase | None] = (None, None)
+        self._starts: list[int] = []
+        self._halts: dict[int, int] = {}
+        self._rows = min(FUSED_ROWS, program.batch.max_rows)
+        self.experts_used = 0
+        ops: list[Op] = []
+        groups: dict[str, ExpertGroup] = {}
+        most = max((entry.experts for entry in geometry.layers), default=1)
+        entries = {entry.layer: entry for entry in geometry.layers}
+        for position, (segment, layer) in enumerate(zip(program.body, program.expert_layers, strict=False)):
+            self._starts.append(len(ops))
+            ops += segment.ops
+            entry = entries[layer]
+            layout = kernel_layout(geometry.layouts[entry.layout], geometry.hidden_size, geometry.intermediate_size)
+            if layout.format not in groups:
+                groups[layout.format] = self._group(layout.format, geometry, numerics, most)
+            added = groups[layout.format].ops(
+                f"layer {layer}", layout, start=geometry.layer_start(layer), experts=entry.experts
+            )
+            for number, op in enumerate(added):
+                if op.halt is not None:
+                    self._halts[len(ops) + number] = position
+            ops += added
+        self._starts.append(len(ops))
+        ops += program.body[-1].ops
+        ops += program.head.ops
+        self.segment = Segment("step", ops)
+
+    def run(self, rows: int, *, step: int, phase: Phase, observed: bool) -> Iterator[int]:
+        """Runs a step and yields each layer whose experts the caller has to bring before it goes on.
+
+        The batch, and the head's batch and index, are set before.
+
+        Args:
+            rows: live rows.
+            step: rising number of the step.
+            phase: for the counters.
+            observed: the caller wants to see every layer.
+        """
+        program, run = self._program, self._executor.run
+        native = self._fuses and not observed and rows <= self._rows
+        position = 0
+        while True:
+            if native and self._bind(step, phase):
+                done = run(self.segment, self._starts[position])
+                self._note()
+                if done == len(self.segment.ops):
+                    return
+                position = self._halts[done]
+            else:
+                self._run(program.body[position])
+                if position == len(program.expert_layers):
+                    self._run(program.head)
+                    return
+            yield program.expert_layers[position]
+            position += 1
+
+    def _group(self, weight_format: str, geometry: Geometry, numerics: str, experts: int) -> ExpertGroup:
+        program = self._program
+        shape = ExpertShape(
+            f"experts ({weight_format})",
+            program.expert_input,
+            program.expert_rows,
+            geometry.intermediate_size,
+            weight_format,
+            numerics,
+            program.expert_quantised,
+        )
+        return ExpertGroup(
+            shape, program.route_indices, program.batch, self._binding, rows=self._rows, experts=experts
+        )  # fmt: skip
+
+    def _run(self, segment: Segment) -> None:
+        if self._by_ops:
+            self._executor.run_each(segment)
+        else:
+            self._executor.run(segment)
+
+    def _bind(self, step: int, phase: Phase) -> bool:
+        direct = self._source.direct
+        if direct is None:
+            return False
+        if self._bound != (direct, phase):
+            uses = direct.prefill_uses if phase is Phase.PREFILL else direct.decode_uses
+            self._binding.point(
+                table=direct.table,
+                payload=direct.payload,
+                slot_bytes=direct.slot_bytes,
+                last_step=direct.last_step,
+                uses=uses,
+                step_word=direct.step,
+            )
+            self._bound = (direct, phase)
+        self._binding.set_step(step)
+        return True
+
+    def _note(self) -> None:
+        used, layers, discarded = self._binding.take()
+        if layers or discarded:
+            self.experts_used += used
+            self._source.note_direct(used, layers=layers, discarded=discarded)

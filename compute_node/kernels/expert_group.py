@@ -1,0 +1,306 @@
+"""All experts of a layer at once, found by native code where they lie: the step needs no Python where all are resident.
+
+Four ops. *plan* gathers the rows of each chosen expert, reads the experts' residency words and points records at them;
+a word of 0 halts the run. *gate-up* and *down* compute all of them together, so that threads meet twice a layer
+instead of twice an expert. *check* reads the words again, behind the meeting of all threads that computed: a changed
+one halts the run and nothing counts, else the uses are counted. After a halt the caller computes the layer through
+`ExpertSource.visit`, which overwrites every row, and goes on behind *check*.
+
+The discipline of the words is `tierd.client.source.DirectAccess`. Every thread's loads of weights come before its
+atomic arrival at the meeting, and the second look at the words comes after it, by thread 0: one look for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numba import cfunc, njit
+from numpy.typing import NDArray
+
+from compute_node.kernels.batch import Batch
+from compute_node.kernels.expert_records import (
+    CODE,
+    COLUMN_GRAIN,
+    DOWN,
+    EXPERT_FIELDS,
+    GATE,
+    PRODUCT,
+    UP,
+    ExpertLayout,
+    ExpertShape,
+    gate_up_rows,
+)
+from compute_node.kernels.lanes import i32_at, i64_at
+from compute_node.kernels.matmul import DATA, GRAIN, SCALES, X_INDEX, Y_INDEX, X, Y
+from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
+from compute_node.kernels.threads import atomic_load, atomic_store, call_kernel, count_use, load_fence
+from tierd.errors import UsageError
+
+__all__ = ["BINDING_WORDS", "Binding", "ExpertGroup"]
+
+# Words of a binding.
+TABLE, PAYLOAD, SLOT_BYTES, LAST_STEP, USES, STEP_WORD, STEP, USED, LAYERS, DISCARDED = range(10)
+BINDING_WORDS: Final = 16
+
+# Fields of the group's record, shared by its layers.
+RECORDS, LIVE, COUNTS, SOURCES, TARGETS, EXPERTS, WORDS, STATUS, PLACES, BOUND = range(10)
+GATE_ROWS, GATE_STRIDE, UP_ROWS, PRODUCT_ROWS, PRODUCT_BYTES, INDICES, INDEX_STRIDE, ROWS, CHOSEN = range(10, 19)
+GROUP_WORDS: Final = 24
+
+# Fields of a layer's record.
+GROUP_RECORD, LAYER_START, LAYER_EXPERTS, OFFSETS = range(4)
+
+
+class Binding:
+    """Where the native step finds residency words and records now, and what it has counted; see `DirectAccess`.
+
+    Attributes:
+        words: int64 [BINDING_WORDS], read and written by the ops.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self) -> None:
+        self.words = np.zeros(BINDING_WORDS, np.int64)
+
+    def point(self, *, table: int, payload: int, slot_bytes: int, last_step: int, uses: int, step_word: int) -> None:
+        """Makes the next runs read there: addresses, and the bytes of a slot."""
+        self.words[:STEP] = (table, payload, slot_bytes, last_step, uses, step_word)
+
+    def set_step(self, step: int) -> None:
+        """The number of the next step."""
+        self.words[STEP] = step
+
+    def take(self) -> tuple[int, int, int]:
+        """(experts used, layers served, results discarded) since the last call."""
+        used, layers, discarded = (int(value) for value in self.words[USED : DISCARDED + 1])
+        self.words[USED : DISCARDED + 1] = 0
+        return used, layers, discarded
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gather(g: Any, layer: Any, rows: int, bound: Any) -> int:
+    """Numbers the chosen experts in router order, first choices of all rows first; returns how many lack."""
+    experts, words, counts, places = i64_at(g[EXPERTS]), i64_at(g[WORDS]), i64_at(g[COUNTS]), i64_at(g[PLACES])
+    live, lacking = 0, 0
+    for rank in range(g[CHOSEN]):
+        for row in range(rows):
+            expert = i32_at(g[INDICES] + row * g[INDEX_STRIDE])[rank]
+            if places[expert] == 0:
+                word = atomic_load(bound[TABLE] + (layer[LAYER_START] + expert) * 8)
+                lacking += 1 if word == 0 else 0
+                experts[live], words[live], counts[live] = expert, word, 0
+                live += 1
+                places[expert] = live
+            counts[places[expert] - 1] += 1
+    i64_at(g[LIVE])[0] = live
+    return lacking
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _assign(g: Any, rows: int) -> None:
+    """Lists the (row, place) pairs expert by expert and points the records at their parts of the buffers."""
+    counts, places, chosen = i64_at(g[COUNTS]), i64_at(g[PLACES]), g[CHOSEN]
+    first = 0
+    for number in range(i64_at(g[LIVE])[0]):
+        m = i64_at(g[RECORDS] + number * EXPERT_FIELDS * 8)
+        gate, product = g[GATE_ROWS] + first * g[GATE_STRIDE], g[PRODUCT_ROWS] + first * g[PRODUCT_BYTES]
+        m[GATE + Y], m[UP + Y] = gate, g[UP_ROWS] + first * g[GATE_STRIDE]
+        m[GATE + X_INDEX], m[UP + X_INDEX] = g[SOURCES] + first * 8, g[SOURCES] + first * 8
+        m[DOWN + Y_INDEX] = g[TARGETS] + first * 8
+        m[DOWN + X] = gate if g[PRODUCT_ROWS] == 0 else product
+        m[PRODUCT] = 0 if g[PRODUCT_ROWS] == 0 else product
+        begin = first
+        first += counts[number]
+        counts[number] = begin  # for now: where the next pair goes
+    sources, targets = i64_at(g[SOURCES]), i64_at(g[TARGETS])
+    for rank in range(chosen):
+        for row in range(rows):
+            number = places[i32_at(g[INDICES] + row * g[INDEX_STRIDE])[rank]] - 1
+            pair = counts[number]
+            sources[pair], targets[pair] = row, row * chosen + rank
+            counts[number] = pair + 1
+    begin = 0
+    for number in range(i64_at(g[LIVE])[0]):
+        end = counts[number]
+        counts[number] = end - begin
+        begin = end
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _point(m: Any, layer: Any, address: int) -> None:
+    m[GATE + DATA], m[GATE + SCALES] = address + layer[OFFSETS], address + layer[OFFSETS + 1]
+    m[UP + DATA], m[UP + SCALES] = address + layer[OFFSETS + 2], address + layer[OFFSETS + 3]
+    m[DOWN + DATA], m[DOWN + SCALES] = address + layer[OFFSETS + 4], address + layer[OFFSETS + 5]
+
+
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
+    """Finds the chosen experts; status is how many of them are not resident. Record: that of a layer."""
+    layer = i64_at(args)
+    g = i64_at(layer[GROUP_RECORD])
+    bound = i64_at(g[BOUND])
+    rows = i64_at(g[ROWS])[0]
+    atomic_store(bound[STEP_WORD], bound[STEP])
+    lacking = _gather(g, layer, rows, bound)
+    live, experts, words, places = i64_at(g[LIVE]), i64_at(g[EXPERTS]), i64_at(g[WORDS]), i64_at(g[PLACES])
+    if lacking == 0:
+        _assign(g, rows)
+        for number in range(live[0]):
+            address = bound[PAYLOAD] + ((words[number] & 0xFFFFFF) - 1) * bound[SLOT_BYTES]
+            _point(i64_at(g[RECORDS] + number * EXPERT_FIELDS * 8), layer, address)
+    for number in range(live[0]):
+        places[experts[number]] = 0
+    if lacking != 0:
+        live[0] = 0
+    i64_at(g[STATUS])[0] = lacking
+
+
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def _gate_up_kernel(args: int, lo: int, hi: int) -> None:
+    """Record: address of records, intermediate. One unit is 64 columns of one expert."""
+    m = i64_at(args)
+    units = (m[1] + COLUMN_GRAIN - 1) // COLUMN_GRAIN
+    unit = lo
+    while unit < hi:
+        expert, first = unit // units, unit % units
+        end = min(units, first + hi - unit)
+        gate_up_rows(m[0] + expert * EXPERT_FIELDS * 8, first * COLUMN_GRAIN, min(end * COLUMN_GRAIN, m[1]))
+        unit += end - first
+
+
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def _down_kernel(args: int, lo: int, hi: int) -> None:
+    """Record: address of records, hidden. One unit is 16 columns of one expert."""
+    m = i64_at(args)
+    units = (m[1] + GRAIN - 1) // GRAIN
+    unit = lo
+    while unit < hi:
+        expert, first = unit // units, unit % units
+        end = min(units, first + hi - unit)
+        part = m[0] + expert * EXPERT_FIELDS * 8
+        call_kernel(i64_at(part)[CODE], part + DOWN * 8, first * GRAIN, min(end * GRAIN, m[1]))
+        unit += end - first
+
+
+@cfunc(KERNEL, cache=True, error_model="numpy")
+def _check_kernel(args: int, _lo: int, _hi: int) -> None:
+    """Looks at the words again; status is how many changed. If none did, counts the uses. Record: of a layer."""
+    layer = i64_at(args)
+    g = i64_at(layer[GROUP_RECORD])
+    bound, experts, words = i64_at(g[BOUND]), i64_at(g[EXPERTS]), i64_at(g[WORDS])
+    live = i64_at(g[LIVE])[0]
+    load_fence()
+    changed = 0
+    for number in range(live):
+        word = atomic_load(bound[TABLE] + (layer[LAYER_START] + experts[number]) * 8)
+        changed += 1 if word != words[number] else 0
+    i64_at(g[STATUS])[0] = changed
+    if changed != 0:
+        bound[DISCARDED] += changed
+        return
+    for number in range(live):
+        flat = layer[LAYER_START] + experts[number]
+        count_use(bound[LAST_STEP] + flat * 4, bound[STEP], bound[USES] + flat * 4)
+    bound[USED] += live
+    bound[LAYERS] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    start: int
+    experts: int
+    layout: ExpertLayout
+
+
+class ExpertGroup:
+    """The ops by which a step computes the routed experts of its layers, all of one shape and format.
+
+    Args:
+        shape: buffers and arithmetic.
+        indices: int32 [max_rows, k], the router's choices.
+        batch: the live rows; more than `rows` of them must not be run.
+        binding: where experts are found.
+        rows: most live rows.
+        experts: most experts of a layer.
+    """
+
+    def __init__(
+        self,
+        shape: ExpertShape,
+        indices: NDArray[np.int32],
+        batch: Batch,
+        binding: Binding,
+        *,
+        rows: int,
+        experts: int,
+    ) -> None:
+        chosen = shape.slots
+        check_buffer(shape.name, "indices", indices, (batch.max_rows, chosen), np.int32)
+        if not 1 <= rows <= shape.max_rows:
+            raise UsageError(f"{shape.name}: a group of {rows} rows in buffers of {shape.max_rows}")
+        self.shape = shape
+        self.status = np.zeros(1, np.int64)
+        self._experts = experts
+        pairs, most = rows * chosen, min(rows * chosen, experts)
+        sources, targets, numbers, words, places = (np.zeros(n, np.int64) for n in (pairs, pairs, most, most, experts))
+        records = shape.records(most, pairs, sources, targets)
+        self._live = np.zeros(1, np.int64)
+        g = np.zeros(GROUP_WORDS, np.int64)
+        for field, array in (
+            (RECORDS, records.table), (LIVE, self._live), (COUNTS, records.counts), (SOURCES, sources),
+            (TARGETS, targets), (EXPERTS, numbers), (WORDS, words), (STATUS, self.status), (PLACES, places),
+            (BOUND, binding.words), (GATE_ROWS, records.gate), (UP_ROWS, records.up), (INDICES, indices),
+            (ROWS, batch.count),
+        ):  # fmt: skip
+            g[field] = address_of(array)
+        g[GATE_STRIDE], g[INDEX_STRIDE], g[CHOSEN] = records.gate.strides[0], indices.strides[0], chosen
+        if records.product is not None:
+            g[PRODUCT_ROWS], g[PRODUCT_BYTES] = address_of(records.product.data), records.product.data.strides[0]
+        self._record = g
+        self._table = address_of(records.table)
+        self._batch = batch
+        self._keep = (records, sources, targets, numbers, words, places, indices, batch, binding, g, shape, self.status)
+
+    def ops(self, name: str, layout: ExpertLayout, *, start: int, experts: int) -> Sequence[Op]:
+        """Plan, gate-up, down and check of one layer.
+
+        Args:
+            name: of the layer.
+            layout: where an expert's parts lie in its record.
+            start: flat number of the layer's expert 0.
+            experts: of the layer.
+        """
+        shape = self.shape
+        if (layout.format, layout.hidden, layout.intermediate) != (shape.format, shape.hidden, shape.intermediate):
+            raise UsageError(f"{name}: experts of another shape or format than their group's")
+        if not 1 <= experts <= self._experts:
+            raise UsageError(f"{name}: {experts} experts in a group of at most {self._experts}")
+        args = record([
+            address_of(self._record), start, experts, layout.gate_data, layout.gate_scales,
+            layout.up_data, layout.up_scales, layout.down_data, layout.down_scales,
+        ])  # fmt: skip
+        up, down = record([self._table, shape.intermediate]), record([self._table, shape.hidden])
+        keep = (self._keep, args, up, down)
+        return (
+            Op(
+                f"{name} find experts", "plan", _plan_kernel.address, args, self._batch.count,
+                units=1, per_row=False, grain=1, work=1, keep=keep, halt=self.status,
+            ),
+            Op(
+                f"{name} experts gate_up", f"gate_up {shape.format}", _gate_up_kernel.address, up, self._live,
+                units=-(-shape.intermediate // COLUMN_GRAIN), per_row=True, grain=1,
+                work=2 * COLUMN_GRAIN * shape.hidden, keep=keep,
+            ),
+            Op(
+                f"{name} experts down", f"down {shape.format}", _down_kernel.address, down, self._live,
+                units=-(-shape.hidden // GRAIN), per_row=True, grain=1, work=GRAIN * shape.intermediate, keep=keep,
+            ),
+            Op(
+                f"{name} check experts", "check", _check_kernel.address, args, self._batch.count,
+                units=1, per_row=False, grain=1, work=1, keep=keep, halt=self.status,
+            ),
+        )  # fmt: skip
