@@ -104,7 +104,7 @@ def _policies(given: list[str] | None, best: str, *, cold: bool) -> list[str]:
     chosen = sorted(POLICIES) if given is None else [name.strip() for text in given for name in text.split(",")]
     if given is None:
         chosen.remove(DecayedFrequency.name)  # the fitted one runs in its place
-    if cold and DEFAULT_POLICY in chosen:
+    if cold:
         chosen.append(COLD)
     return list(dict.fromkeys([Lru.name, Belady.name, best, DEFAULT_POLICY, *chosen]))
 
