@@ -145,6 +145,7 @@ class StepRunner:
                 last_step=direct.last_step,
                 uses=uses,
                 step_word=direct.step,
+                in_use=direct.in_use,
             )
             self._bound = (direct, phase)
         self._binding.set_step(step)

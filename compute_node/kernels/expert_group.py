@@ -33,7 +33,7 @@ from compute_node.kernels.expert_records import (
     ExpertShape,
     gate_up_rows,
 )
-from compute_node.kernels.lanes import i32_at, i64_at
+from compute_node.kernels.lanes import i32_at, i64_at, u8_at
 from compute_node.kernels.matmul import DATA, GRAIN, SCALES, X_INDEX, Y_INDEX, X, Y
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from compute_node.kernels.threads import atomic_load, atomic_store, call_kernel, count_use, load_fence
@@ -42,7 +42,7 @@ from tierd.errors import UsageError
 __all__ = ["BINDING_WORDS", "Binding", "ExpertGroup"]
 
 # Words of a binding.
-TABLE, PAYLOAD, SLOT_BYTES, LAST_STEP, USES, STEP_WORD, STEP, USED, LAYERS, DISCARDED = range(10)
+TABLE, PAYLOAD, SLOT_BYTES, LAST_STEP, USES, STEP_WORD, IN_USE, STEP, USED, LAYERS, DISCARDED = range(11)
 BINDING_WORDS: Final = 16
 
 # Fields of the group's record, shared by its layers.
@@ -66,9 +66,11 @@ class Binding:
     def __init__(self) -> None:
         self.words = np.zeros(BINDING_WORDS, np.int64)
 
-    def point(self, *, table: int, payload: int, slot_bytes: int, last_step: int, uses: int, step_word: int) -> None:
+    def point(
+        self, *, table: int, payload: int, slot_bytes: int, last_step: int, uses: int, step_word: int, in_use: int
+    ) -> None:
         """Makes the next runs read there: addresses, and the bytes of a slot."""
-        self.words[:STEP] = (table, payload, slot_bytes, last_step, uses, step_word)
+        self.words[:STEP] = (table, payload, slot_bytes, last_step, uses, step_word, in_use)
 
     def set_step(self, step: int) -> None:
         """The number of the next step."""
@@ -85,11 +87,13 @@ class Binding:
 def _gather(g: Any, layer: Any, rows: int, bound: Any) -> int:
     """Numbers the chosen experts in router order, first choices of all rows first; returns how many lack."""
     experts, words, counts, places = i64_at(g[EXPERTS]), i64_at(g[WORDS]), i64_at(g[COUNTS]), i64_at(g[PLACES])
+    in_use = u8_at(bound[IN_USE] + layer[LAYER_START])
     live, lacking = 0, 0
     for rank in range(g[CHOSEN]):
         for row in range(rows):
             expert = i32_at(g[INDICES] + row * g[INDEX_STRIDE])[rank]
             if places[expert] == 0:
+                in_use[expert] = 1
                 word = atomic_load(bound[TABLE] + (layer[LAYER_START] + expert) * 8)
                 lacking += 1 if word == 0 else 0
                 experts[live], words[live], counts[live] = expert, word, 0
@@ -98,6 +102,13 @@ def _gather(g: Any, layer: Any, rows: int, bound: Any) -> int:
             counts[places[expert] - 1] += 1
     i64_at(g[LIVE])[0] = live
     return lacking
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _end_use(layer: Any, bound: Any, experts: Any, live: int) -> None:
+    in_use = u8_at(bound[IN_USE] + layer[LAYER_START])
+    for number in range(live):
+        in_use[experts[number]] = 0
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -155,6 +166,7 @@ def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
     for number in range(live[0]):
         places[experts[number]] = 0
     if lacking != 0:
+        _end_use(layer, bound, experts, live[0])
         live[0] = 0
     i64_at(g[STATUS])[0] = lacking
 
@@ -198,6 +210,7 @@ def _check_kernel(args: int, _lo: int, _hi: int) -> None:
     for number in range(live):
         word = atomic_load(bound[TABLE] + (layer[LAYER_START] + experts[number]) * 8)
         changed += 1 if word != words[number] else 0
+    _end_use(layer, bound, experts, live)
     i64_at(g[STATUS])[0] = changed
     if changed != 0:
         bound[DISCARDED] += changed

@@ -38,6 +38,7 @@ __all__ = [
     "prefetch_line",
     "splat",
     "sum_lanes",
+    "u8_at",
     "zero_lanes",
 ]
 
@@ -196,6 +197,12 @@ def f32_at(_typing: Any, address: Any) -> Any:
 def i64_at(_typing: Any, address: Any) -> Any:
     """The int64 values at an address, to be indexed."""
     return types.CPointer(types.int64)(types.int64), _pointer(I64)
+
+
+@intrinsic
+def u8_at(_typing: Any, address: Any) -> Any:
+    """The bytes at an address, to be indexed."""
+    return types.CPointer(types.uint8)(types.int64), _pointer(I8)
 
 
 @intrinsic

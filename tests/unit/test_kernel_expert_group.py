@@ -40,6 +40,7 @@ class World:
         self.layout = self._place(weight_format, rng)
         self.words = np.arange(2, 2 + EXPERTS).astype(np.uint64) << 24 | np.arange(1, 1 + EXPERTS).astype(np.uint64)
         self.uses, self.last_step, self.step = (np.zeros(n, d) for n, d in ((10, "u4"), (10, "u4"), (1, "u8")))
+        self.in_use = np.zeros(10, "u1")
         self.rows = np.full((ROWS, CHOSEN, HIDDEN), 7, np.float32)
         shape = ExpertShape("experts", self.x, self.rows, WIDTH, weight_format, numerics, quantised)
         group = ExpertGroup(shape, self.indices, self.batch, self.binding, rows=group_rows, experts=EXPERTS)
@@ -55,6 +56,7 @@ class World:
             last_step=self.last_step.ctypes.data,
             uses=self.uses.ctypes.data,
             step_word=self.step.ctypes.data,
+            in_use=self.in_use.ctypes.data,
         )
         self.binding.set_step((1 << 32) + 5)
         self.single = ExpertFFN(
@@ -145,6 +147,24 @@ def test_a_word_that_changed_under_use_discards_the_layer():
         op()
     assert world.status[0] == 0
     assert world.binding.take() == (len(world.chosen()), 1, 0)
+
+
+def test_experts_are_marked_while_they_are_in_use():
+    world = World("f32")
+    plan, gate_up, down, check = world.ops
+    plan()
+    assert world.in_use.tolist() == [e - 2 in world.chosen() for e in range(10)]
+    for op in (gate_up, down, check):
+        op()
+    assert not world.in_use.any()
+    # Nor does a mark stay behind a halt: for an expert that is missing, or a word that changed.
+    plan()
+    world.table[2 + world.chosen()[0]] = 0
+    check()
+    assert not world.in_use.any()
+    plan()
+    assert world.status[0] == 1
+    assert not world.in_use.any()
 
 
 def test_an_expert_in_another_slot_is_found_there():

@@ -55,6 +55,7 @@ class InProcess:
         self._uses = np.zeros((2, total), np.uint32)
         self._last_step = np.zeros(total, np.uint32)
         self._step = np.zeros(1, np.uint64)
+        self._in_use = np.zeros(total, np.uint8)
         self._seen = np.zeros((2, total), np.uint32)
         self._generation = 0
         self._free = list(range(self._slots - 1, -1, -1))
@@ -76,6 +77,7 @@ class InProcess:
             slot_bytes=self.store.geometry.slot_bytes,
             entries=len(self._words),
             step=self._step.ctypes.data,
+            in_use=self._in_use.ctypes.data,
             last_step=self._last_step.ctypes.data,
             prefill_uses=self._uses[0].ctypes.data,
             decode_uses=self._uses[1].ctypes.data,
