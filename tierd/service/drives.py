@@ -232,7 +232,7 @@ class Drives:
 
     async def _retire(self, drive: Drive) -> None:
         while drive.device.stats.in_flight:  # noqa: ASYNC110, the drives know no asyncio
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
         self.replicas.forget(drive)
         del self.info[drive.name]
         await asyncio.to_thread(drive.device.close)
