@@ -226,7 +226,10 @@ def test_the_tightest_limit_decides_what_experts_can_have(store):
     ("settings", "status", "words"),
     [
         ({"arena": "nonsense"}, "problem", "nonsense"),
-        ({"arena": "10kB"}, "problem", "one expert takes"),
+        ({"arena": "10kB"}, "problem", "holds no expert; one takes"),
+        ({"ram": "1MB"}, "problem", "are too few"),
+        ({"history": "off", "state_dir": "{folder}"}, "remark", "history is off"),
+        ({"pin": "{folder}/pins"}, "problem", "cannot be read"),
         ({"mirror": ("/nonexistent/mirror",)}, "problem", "/nonexistent/mirror is not there"),
         ({"mirror": ("{store}",)}, "remark", "is the store itself"),
         ({"also": ("{folder}",)}, "remark", "holds no shard"),

@@ -19,6 +19,7 @@ from tierd.commands import mirror, verify
 from tierd.devices.copies import admit_copy
 from tierd.errors import DriveError, LimitExceeded, UsageError
 from tierd.mirror import copy as mirror_copy
+from tierd.service.history import HistoryFile, history_path
 from tierd.store.store import ExpertStore
 from tierd.store.synthetic import make_store
 
@@ -168,6 +169,18 @@ def test_a_mirror_within_a_budget_holds_the_hottest_shards_and_is_content(store,
     # More budget later: only what is missing is copied.
     assert answer("stage", store.path, tmp_path / "m")[1]["copied"] == [SHARDS[0], "dense-00001.safetensors"]
     assert answer("verify", store.path, tmp_path / "m")[1]["state"] == "ready"
+
+
+async def test_what_daemons_recorded_decides_what_is_hottest(store, answer, tmp_path):
+    uses = np.array([0, 0, 0, 0, 9, 9, 9, 9, 1, 1, 1, 1], dtype=np.float64)
+    file = HistoryFile(history_path(store.path, store.fingerprint, None), store.fingerprint, 12)
+    assert await file.save(uses)
+    plan = answer("plan", store.path, tmp_path / "m")[1]
+    experts = [row["file"] for row in plan["files"] if row["kind"] == "experts"]
+    assert experts == [SHARDS[1], SHARDS[2], SHARDS[0]]
+    file.path.write_text("damaged")
+    plan = answer("plan", store.path, tmp_path / "m")[1]
+    assert [row["file"] for row in plan["files"] if row["kind"] == "experts"] == SHARDS
 
 
 def test_linked_files_become_real_files(store, answer, tmp_path):

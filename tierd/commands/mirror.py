@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,9 @@ from tierd.mirror.pace import Pace
 from tierd.mirror.plan import FileKind, MirrorPlan, mirror_files, plan_mirror
 from tierd.mirror.stage import stage as stage_mirror
 from tierd.mirror.verify import MirrorReport, inspect_mirror
+from tierd.service.history import history_path
 from tierd.service.mirror_option import parse_mirror
+from tierd.settings import ServeSettings
 from tierd.sizes import format_bytes, parse_bytes
 from tierd.store.pieces import Problem
 from tierd.store.store import ExpertStore
@@ -36,7 +39,10 @@ Budget = Annotated[str | None, typer.Option(help="Bytes that the mirror may take
 Reserve = Annotated[str, typer.Option(help="Bytes to leave free on the mirror's drive.")]
 History = Annotated[
     Path | None,
-    typer.Option(help="Usage counts by flat expert number, .npy or JSON; the hottest shards come first."),
+    typer.Option(
+        help="Usage counts by flat expert number, .npy or JSON; hottest shards first. Default: what daemons of "
+        "this store have recorded."
+    ),
 ]
 Also = Annotated[
     list[Path] | None, typer.Option(metavar="DIR", help="Where shards lie that STORE itself lacks. Repeat it for more.")
@@ -186,7 +192,7 @@ def _unix(daemon: str) -> Address:
 
 def _plan(store: ExpertStore, directory: Path, budget: str | None, reserve: str, history: Path | None) -> MirrorPlan:
     check_directory(store, directory)
-    uses: np.ndarray | None = None if history is None else read_uses(history, store.fingerprint)
+    uses = _recorded_uses(store) if history is None else read_uses(history, store.fingerprint)
     files = mirror_files(store.manifest, store.index, uses)
     room = free_bytes(directory) + held_bytes(directory, files, PARTIAL_SUFFIX)
     return plan_mirror(
@@ -194,6 +200,20 @@ def _plan(store: ExpertStore, directory: Path, budget: str | None, reserve: str,
         budget=None if budget is None else parse_bytes(budget, option="--budget"),
         room=max(0, room - _reserved(reserve)),
     )
+
+
+def _recorded_uses(store: ExpertStore) -> np.ndarray | None:
+    """What daemons have recorded of this store; None if there is nothing, or nothing good."""
+    settings = ServeSettings.load(config=None, table="serve", flags={})
+    path = history_path(store.path, store.fingerprint, settings.state_dir)
+    if not path.exists():
+        return None
+    try:
+        uses = read_uses(path, store.fingerprint)
+    except UsageError as error:
+        print(f"{error.message}; shards are taken in their order", file=sys.stderr)
+        return None
+    return uses if uses.shape == (store.geometry.experts_total,) else None
 
 
 def _reserved(reserve: str) -> int:

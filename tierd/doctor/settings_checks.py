@@ -6,12 +6,15 @@ from pathlib import Path
 
 from tierd.arena.memory import SharedPayload
 from tierd.devices.fault_plan import read_fault_plan
+from tierd.devices.probe import DEFAULT_DEPTH
 from tierd.doctor.check import Check, Status
 from tierd.doctor.host_checks import MemoryRoom
 from tierd.errors import TierdError
 from tierd.service.mirror_option import parse_mirror
-from tierd.settings import ServeSettings
-from tierd.sizes import format_bytes, parse_share
+from tierd.service.ram import arena_size, facts_of
+from tierd.service.remembering import NO_PINS, read_pins
+from tierd.settings import HistoryMode, ServeSettings
+from tierd.sizes import format_bytes
 from tierd.store.store import ExpertStore
 
 __all__ = ["check_settings"]
@@ -19,39 +22,49 @@ __all__ = ["check_settings"]
 
 def check_settings(store: ExpertStore, settings: ServeSettings, room: MemoryRoom) -> list[Check]:
     """Everything about the settings in force (file and environment) that will not work or was hardly meant."""
-    found = [*_arena(store, settings, room), *_directories(store, settings), *_fault_plan(settings)]
+    found = [
+        *_arena(store, settings, room),
+        *_directories(store, settings),
+        *_history(settings),
+        *_fault_plan(settings),
+    ]
     return found or [Check("settings", Status.OK, f"arena {settings.arena}, policy {settings.policy}")]
 
 
 def _arena(store: ExpertStore, settings: ServeSettings, room: MemoryRoom) -> list[Check]:
-    geometry = store.geometry
-    whole = geometry.experts_total * geometry.slot_bytes
+    record = store.geometry.slot_bytes
     try:
-        wanted = min(parse_share(settings.arena, whole=whole, option="arena"), whole)
+        facts = facts_of(store, settings, DEFAULT_DEPTH + 1)
+        wanted = arena_size(settings, facts, store.manifest.dense_bytes).slots * record
+        if settings.arena_dir is not None:
+            SharedPayload.create(1, settings.arena_dir).close()
     except TierdError as error:
         return [Check("settings", Status.PROBLEM, error.message, error.hint)]
-    label = f"arena {settings.arena} is {format_bytes(wanted)}"
-    if wanted < geometry.slot_bytes:
-        one = format_bytes(geometry.slot_bytes)
-        return [
-            Check(
-                "settings", Status.PROBLEM, f"{label}; one expert takes {one}", f"Give at least {geometry.slot_bytes}."
-            )
-        ]
+    asked = f"ram {settings.ram}" if settings.ram else f"arena {settings.arena}"
+    if not wanted:
+        detail = f"{asked} holds no expert; one takes {format_bytes(record)}"
+        return [Check("settings", Status.PROBLEM, detail, f"Give --arena at least {record}.")]
     most = room.for_experts
     if wanted > room.free:
-        return [
-            Check("settings", Status.PROBLEM, f"{label}, but there is memory for {format_bytes(most)}", _smaller(most))
-        ]
+        detail = f"{asked} is {format_bytes(wanted)} of experts, but there is memory for {format_bytes(most)}"
+        return [Check("settings", Status.PROBLEM, detail, _smaller(most))]
     if wanted > most:
-        detail = f"{label}; with {format_bytes(most)} a daemon and one node on this host would both fit safely"
+        detail = f"{asked} is {format_bytes(wanted)} of experts; with {format_bytes(most)} a node fits beside it safely"
         return [Check("settings", Status.REMARK, detail, _smaller(most))]
-    if settings.arena_dir is not None:
-        try:
-            SharedPayload.create(1, settings.arena_dir).close()
-        except TierdError as error:
-            return [Check("settings", Status.PROBLEM, f"arena_dir: {error.message}", error.hint)]
     return []
+
+
+def _history(store: ExpertStore, settings: ServeSettings) -> list[Check]:
+    checks = []
+    if settings.state_dir is not None and settings.history is HistoryMode.OFF:
+        detail = f"state_dir {settings.state_dir} is given, but history is off: nothing lies there"
+        checks.append(Check("settings", Status.REMARK, detail, "Switch history on, or leave state_dir out."))
+    if settings.pin != NO_PINS:
+        try:
+            read_pins(store, Path(settings.pin))
+        except TierdError as error:
+            checks.append(Check("settings", Status.PROBLEM, error.message, error.hint or "Mend the file of pins."))
+    return checks
 
 
 def _smaller(most: int) -> str:
