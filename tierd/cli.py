@@ -13,7 +13,21 @@ from tierd.errors import TierdError
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
-COMMANDS = ("serve", "convert", "inspect", "verify", "mirror", "scrub", "doctor", "stats", "replay", "bench", "demo")
+COMMANDS = (
+    "serve",
+    "plan",
+    "convert",
+    "inspect",
+    "verify",
+    "mirror",
+    "scrub",
+    "doctor",
+    "stats",
+    "ctl",
+    "replay",
+    "bench",
+    "demo",
+)
 """In the order of the help; each is a module of `tierd.commands` with a function `register`."""
 
 

@@ -1,0 +1,80 @@
+"""`tierd ctl`: change a running daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tierd.addresses import Address, default_socket, parse_address
+from tierd.client.daemon_control import set_pins, set_ram
+from tierd.sizes import format_bytes
+
+__all__ = ["register"]
+
+Daemon = Annotated[
+    str,
+    typer.Argument(metavar="DAEMON", help="unix:PATH, HOST:PORT, or the directory that a daemon serves."),
+]
+Layer = Annotated[int, typer.Argument(min=0, help="Layer number.", show_default=False)]
+Experts = Annotated[
+    list[int] | None, typer.Argument(min=0, help="Expert numbers; without any, the whole layer.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    ctl = typer.Typer(no_args_is_help=True, help="Change a running daemon.")
+    ctl.command()(ram)
+    ctl.command()(pin)
+    ctl.command()(unpin)
+    app.add_typer(ctl, name="ctl")
+
+
+def ram(
+    amount: Annotated[
+        str, typer.Argument(metavar="RAM", help="96GiB, 75% of what the daemon may have, or auto.", show_default=False)
+    ],
+    daemon: Daemon,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Give a daemon more or less memory, now and without a break; exit 1 if experts in use hold some of it back."""
+    answer = asyncio.run(set_ram(_address(daemon), amount))
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        for line in answer["lines"]:
+            print(f"  {line}")
+        print(
+            f"arena {answer['slots_before']:,} → {answer['slots']:,} experts ({format_bytes(answer['arena_bytes'])}), "
+            f"the daemon {format_bytes(answer['ram_bytes'])}"
+        )
+        if not answer["settled"]:
+            print("! sessions still hold experts beyond that; the memory goes back when they let go")
+    if not answer["settled"]:
+        raise typer.Exit(1)
+
+
+def pin(daemon: Daemon, layer: Layer, experts: Experts = None, *, as_json: Json = False) -> None:
+    """Keep experts in RAM once they are there, for as long as the daemon runs; those missing are read in the lulls."""
+    _pin(daemon, layer, experts, pinned=True, as_json=as_json)
+
+
+def unpin(daemon: Daemon, layer: Layer, experts: Experts = None, *, as_json: Json = False) -> None:
+    """Leave experts to the policy again."""
+    _pin(daemon, layer, experts, pinned=False, as_json=as_json)
+
+
+def _pin(daemon: str, layer: int, experts: list[int] | None, *, pinned: bool, as_json: bool) -> None:
+    count = asyncio.run(set_pins(_address(daemon), layer, experts or [], pinned=pinned))
+    print(json.dumps({"pinned": count}) if as_json else f"{count:,} experts are pinned")
+
+
+def _address(daemon: str) -> Address:
+    directory = Path(daemon)
+    return default_socket(directory) if directory.is_dir() else parse_address(daemon, option="DAEMON")

@@ -1,0 +1,238 @@
+"""`tierd plan`: what a model needs, and what fits, before anything is converted or started."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tierd.checkpoint.outlook import Outlook, look_ahead
+from tierd.commands.plan_figures import RamRow, format_figures, predict, ram_rows
+from tierd.errors import UsageError
+from tierd.policy.trace import Trace, load_trace
+from tierd.service.budget import AUTO, DaemonFacts, choose_ram, fixed_items, plan_budget
+from tierd.service.drives import Drives
+from tierd.service.memory_limits import group_limits, host_memory
+from tierd.service.ram import facts_of
+from tierd.settings import ServeSettings
+from tierd.sizes import format_bytes
+from tierd.store.formats import ExpertFormat
+from tierd.store.geometry import Geometry
+from tierd.store.manifest import CONFIG_FILE, MANIFEST_FILE
+from tierd.store.store import ExpertStore
+
+__all__ = ["register"]
+
+_SPARES = 3
+"""Of a daemon with one drive, where no drive has been measured."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(plan)
+
+
+def plan(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE", help="A store, or a published checkpoint: its config.json is enough.", show_default=False
+        ),
+    ],
+    *,
+    ram: Annotated[str, typer.Option(help="As for serve: 96GiB, 75% of what this host allows, or auto.")] = AUTO,
+    experts: Annotated[
+        ExpertFormat | None, typer.Option(help="Of a checkpoint: the format that its experts would have.")
+    ] = None,
+    dst: Annotated[
+        Path | None, typer.Option(help="Of a checkpoint: where the store would be. Default: beside it.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Routing of this model; predicts hit rates by replaying it.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Replay only so many tokens of the trace.")] = 2000,
+    max_sessions: Annotated[int, typer.Option(min=1, max=4096, help="Compute nodes at once, as for serve.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Say what a model needs of disk and memory, what a daemon would do with RAM, and what that would bring.
+
+    `auto` is the least of what the host has left and what each control group has left, minus a reserve; the sum is
+    shown line by line.
+    """
+    settings = ServeSettings.load(config=None, table="serve", flags={"max_sessions": max_sessions})
+    routing = None if trace is None else load_trace(trace)
+    if routing is not None:
+        routing = routing.head(tokens)
+    if (model / MANIFEST_FILE).exists():
+        answer = _of_store(ExpertStore.open(model), settings, ram, routing)
+    elif not (model / CONFIG_FILE).exists():
+        raise UsageError(f"{model}: neither a store nor a checkpoint: it has no {MANIFEST_FILE} and no {CONFIG_FILE}")
+    else:
+        answer = _of_checkpoint(model, settings, ram, experts, dst, routing)
+    if as_json:
+        print(json.dumps(answer, ensure_ascii=False))
+    else:
+        _tell(answer)
+
+
+def _of_store(store: ExpertStore, settings: ServeSettings, ram: str, trace: Trace | None) -> dict[str, Any]:
+    drives = Drives(store, settings)
+    bandwidth = None
+    if trace is not None:
+        asyncio.run(drives.measure())
+        bandwidth = sum(info.probe.bandwidth or 0.0 for info in drives.info.values()) or None
+    dense = store.manifest.dense_bytes
+    return {
+        "model": str(store.path),
+        "kind": "store",
+        "family": store.manifest.family or "synthetic",
+        **_shape(store.geometry),
+        "dense": {store.manifest.dense_format: dense},
+        "formats": {store.manifest.expert_format: format_figures(store.geometry)},
+        "bandwidth": bandwidth,
+        **_memory(facts_of(store, settings, drives.spares), ram, dense, trace, store.geometry, bandwidth),
+    }
+
+
+def _of_checkpoint(
+    folder: Path,
+    settings: ServeSettings,
+    ram: str,
+    experts: ExpertFormat | None,
+    dst: Path | None,
+    trace: Trace | None,
+) -> dict[str, Any]:
+    outlook = look_ahead(folder)
+    chosen = experts or ExpertFormat.INT4_G64
+    geometry = outlook.geometry[chosen]
+    facts = DaemonFacts(geometry.experts_total, geometry.slot_bytes, geometry.top_k, _SPARES, settings.max_sessions)
+    dense = min(outlook.dense_bytes.values())
+    return {
+        "model": str(folder),
+        "kind": "checkpoint",
+        "family": outlook.family,
+        **_shape(geometry),
+        "dense": {str(fmt): nbytes for fmt, nbytes in outlook.dense_bytes.items()},
+        "formats": {str(fmt): format_figures(made) for fmt, made in outlook.geometry.items()},
+        "disk": _disk(outlook, chosen, dst if dst is not None else folder.absolute().parent),
+        "bandwidth": None,
+        **_memory(facts, ram, dense, trace, geometry, None),
+    }
+
+
+def _shape(geometry: Geometry) -> dict[str, Any]:
+    return {
+        "layers": len(geometry.layers),
+        "experts": geometry.experts_total,
+        "top_k": geometry.top_k,
+        "hidden_size": geometry.hidden_size,
+        "intermediate_size": geometry.intermediate_size,
+    }
+
+
+def _disk(outlook: Outlook, chosen: ExpertFormat, place: Path) -> dict[str, Any]:
+    """What a conversion writes, against what is free where it would go."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    needed = outlook.geometry[chosen].expert_bytes + max(outlook.dense_bytes.values())
+    return {
+        "format": str(chosen),
+        "needed_bytes": needed,
+        "free_bytes": shutil.disk_usage(place).free,
+        "at": str(place),
+    }
+
+
+def _memory(
+    facts: DaemonFacts, ram: str, dense: int, trace: Trace | None, geometry: Geometry, bandwidth: float | None
+) -> dict[str, Any]:
+    choice = choose_ram(ram, host_memory(), group_limits(), dense_bytes=dense)
+    problem, budget = "", None
+    try:
+        budget = plan_budget(choice.nbytes, facts)
+    except UsageError as error:
+        if ram.strip().lower() != AUTO:
+            raise
+        problem = error.message
+    rows = ram_rows(facts, [choice.nbytes])
+    if trace is not None:
+        rows = predict(rows, trace, geometry, bandwidth=bandwidth)
+    items = budget.items if budget is not None else fixed_items(facts)
+    return {
+        "ram": {
+            "asked": ram,
+            "bytes": choice.nbytes,
+            "how": list(choice.lines),
+            "items": [{"name": item.name, "bytes": item.nbytes} for item in items],
+            "slots": budget.slots if budget is not None else 0,
+            "share": budget.slots / facts.experts if budget is not None else 0.0,
+            "least_bytes": sum(item.nbytes for item in fixed_items(facts)) + facts.top_k * facts.slot_bytes,
+            "problem": problem,
+        },
+        "sizes": [dataclasses.asdict(row) for row in rows],
+        "trace": None if trace is None else trace.name,
+    }
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    console.print(
+        f"{answer['model']} · {answer['family']} · {answer['layers']} layers, {answer['experts']:,} routed experts, "
+        f"top-{answer['top_k']}",
+        soft_wrap=True,
+    )
+    dense = ", ".join(f"{format_bytes(nbytes)} at {fmt}" for fmt, nbytes in answer["dense"].items())
+    console.print(f"  dense part     {dense}: in the memory of each compute node", soft_wrap=True)
+    for fmt, figures in answer["formats"].items():
+        waste = f", {format_bytes(figures['wasted_bytes'])} wasted by one slot size" if figures["wasted_bytes"] else ""
+        console.print(
+            f"  experts {fmt:<9}{format_bytes(figures['expert_bytes']):>8} on disk · a token touches "
+            f"{format_bytes(figures['token_bytes'])} · a slot takes {format_bytes(figures['slot_bytes'])}{waste}",
+            soft_wrap=True,
+        )
+    ram = answer["ram"]
+    console.print("\nmemory of the daemon", soft_wrap=True)
+    for line in ram["how"]:
+        console.print(f"  {line}", soft_wrap=True)
+    for item in ram["items"]:
+        console.print(f"  {format_bytes(item['bytes']):>9}  {item['name']}", soft_wrap=True)
+    if ram["problem"]:
+        console.print(f"! {ram['problem']}", soft_wrap=True)
+    else:
+        console.print(f"  {ram['slots']:,} of {answer['experts']:,} experts fit ({ram['share']:.0%})")
+    _tell_sizes(console, answer)
+    disk = answer.get("disk")
+    if disk is not None and disk["needed_bytes"] > disk["free_bytes"]:
+        short = disk["needed_bytes"] - disk["free_bytes"]
+        console.print(
+            f"\nShort of {format_bytes(short)} of disk at {disk['at']}: {disk['format']} needs "
+            f"{format_bytes(disk['needed_bytes'])}, {format_bytes(disk['free_bytes'])} are free. "
+            "Use --consume to free source shards as they are converted.",
+            soft_wrap=True,
+        )
+
+
+def _tell_sizes(console: Console, answer: dict[str, Any]) -> None:
+    traced = answer["trace"] is not None
+    table = Table(box=None, padding=(0, 2))
+    for title in ("RAM", "experts", "share", *(("hit rate", "read per token", "tok/s by drives") if traced else ())):
+        table.add_column(title, justify="right")
+    for size in answer["sizes"]:
+        row = RamRow(**size)
+        cells = [format_bytes(row.ram), f"{row.slots:,}", f"{row.share:.0%}"]
+        if row.hit_rate is not None and row.read_bytes is not None:
+            speed = f"{row.tokens_per_second:.3g}" if row.tokens_per_second is not None else ""
+            cells += [f"{row.hit_rate:.1%}", format_bytes(row.read_bytes), speed]
+        table.add_row(*cells)
+    console.print()
+    console.print(table)
+    if traced:
+        print("  hit rates are those of the trace's routing, begun cold; your text decides. The last column is what")
+        print("  the drives alone allow, at the bandwidth that was measured; computing takes time, too.")
