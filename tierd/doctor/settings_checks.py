@@ -25,7 +25,7 @@ def check_settings(store: ExpertStore, settings: ServeSettings, room: MemoryRoom
     found = [
         *_arena(store, settings, room),
         *_directories(store, settings),
-        *_history(settings),
+        *_history(store, settings),
         *_fault_plan(settings),
     ]
     return found or [Check("settings", Status.OK, f"arena {settings.arena}, policy {settings.policy}")]
