@@ -14,6 +14,7 @@ from compute_node.commands import options
 from compute_node.commands.opening import Opened, open_store
 from compute_node.commands.report import AnswerReport, snapshot
 from compute_node.engine.generate import Finished, GenerationParams
+from compute_node.engine.route_recorder import RouteRecorder
 from tierd.errors import UsageError
 
 __all__ = ["generate", "register"]
@@ -52,6 +53,9 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Record here which experts were chosen, for tierd replay.")
+    ] = None,
 ) -> None:
     """Continue a text; it comes from -p, -f or standard input. Statistics follow on standard error."""
     settings = options.load_settings(
@@ -78,7 +82,15 @@ def generate(
     with open_store(store, settings, name="generate", console=console) as opened:
         if not (as_json or events):
             console.print(opened.headline(), style="dim", markup=False, soft_wrap=True)
-        report = _answer(opened, text, params, stream=not (as_json or events), events=events)
+        recorder = None if trace is None else RouteRecorder(trace, opened.source.store.manifest.geometry)
+        opened.generator.recorder = recorder
+        try:
+            report = _answer(opened, text, params, stream=not (as_json or events), events=events)
+        finally:
+            if recorder is not None:
+                recorder.save()
+    if recorder is not None and recorder.full:
+        console.print(f"  {trace} holds the first {recorder.tokens:,} tokens only: it is at its bound", markup=False)
     if as_json:
         _line(report.as_object())
     elif events:

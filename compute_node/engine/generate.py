@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from compute_node.engine.kv_cache import Sequence
 from compute_node.engine.model import Cancelled, Model
+from compute_node.engine.route_recorder import RouteRecorder
 from compute_node.engine.sampler import Sampling, choose_token
 from compute_node.engine.stop import StopStrings, stop_token_ids
 from compute_node.text.tokenizer import Tokenizer
@@ -109,11 +110,15 @@ class Generator:
     Args:
         model: loaded model.
         tokenizer: turns token ids into text; None: events carry no text, and stop strings are refused.
+
+    Attributes:
+        recorder: watches all steps, if there is one.
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer | None) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.recorder: RouteRecorder | None = None
         self.stop_tokens = stop_token_ids(model.source.store, model.config.eos_token_ids)
 
     def generate(
@@ -162,6 +167,8 @@ class Generator:
         cancelled: Cancelled,
     ) -> Iterator[TokenEvent | Finished]:
         model, begun = self.model, time.perf_counter()
+        if self.recorder is not None:
+            self.recorder.begin_text()
         sequence = model.cache.take() if given is None else given
         experts, computed, waited = _counters(model)
         # At least the last prompt token is computed: its logits are wanted.
@@ -216,14 +223,26 @@ class Generator:
         last = (len(prompt) - 1) // rows * rows
         for start in range(0, last + 1, rows):
             chunk, wanted = prompt[start : start + rows], (-1,) if start == last else ()
-            logits = self.model.extend(sequence, chunk, phase=Phase.PREFILL, logits_of=wanted, cancelled=cancelled)
+            logits = self._extend(sequence, chunk, Phase.PREFILL, wanted, cancelled)
             if logits is None or start == last:
                 break
         return None if logits is None else logits[0]
 
     def _step(self, sequence: Sequence, token: int, cancelled: Cancelled) -> Logits | None:
-        logits = self.model.extend(sequence, [token], phase=Phase.DECODE, cancelled=cancelled)
+        logits = self._extend(sequence, [token], Phase.DECODE, (-1,), cancelled)
         return None if logits is None else logits[0]
+
+    def _extend(
+        self, sequence: Sequence, tokens: list[int], phase: Phase, logits_of: tuple[int, ...], cancelled: Cancelled
+    ) -> Logits | None:
+        recorder = self.recorder
+        observe = None if recorder is None else recorder.observe
+        logits = self.model.extend(
+            sequence, tokens, phase=phase, logits_of=logits_of, cancelled=cancelled, observe=observe
+        )
+        if recorder is not None and logits is not None:
+            recorder.end_step(tokens, prefill=phase is Phase.PREFILL)
+        return logits
 
 
 def _counters(model: Model) -> tuple[int, float, float]:

@@ -1,0 +1,61 @@
+"""`compute-node generate --trace` records what the routers chose; a replay of it has the daemon's own hits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from compute_node import embedded
+from tierd.checkpoint.convert import convert
+from tierd.policy.policies import make_policy
+from tierd.policy.replay import ReplayArena, replay, requests_of
+from tierd.policy.trace import load_trace
+
+PROMPT = "It was a fine morning, and a few weeks ago she was very good. " * 6
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("embedded") / "store"
+    convert(embedded.path(), path, experts="int4-g64", dense="bf16")
+    return path
+
+
+def generate(store, *options, code=0):
+    command = [sys.executable, "-m", "compute_node", "generate", store, "-p", PROMPT, "--max-tokens", "12", "--json"]
+    environment = os.environ | {"TIERD_POLICY": "lru"}
+    done = subprocess.run(
+        [*map(str, command), "--ignore-eos", *map(str, options)],
+        capture_output=True, text=True, check=False, timeout=120, env=environment,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(store, tmp_path):
+    plain = generate(store, "--in-process")
+    traced = generate(store, "--arena", "50%", "--messages", "--trace", tmp_path / "t.npz")
+    assert traced["token_ids"] == plain["token_ids"]
+    trace = load_trace(tmp_path / "t.npz")
+    prompt, steps = traced["prompt_tokens"], Counter(trace.steps.tolist())
+    assert trace.tokens[prompt:].tolist() == traced["token_ids"][:-1]
+    assert trace.prefill.tolist() == [True] * prompt + [False] * 11
+    assert [*steps.values()] == [64] * (prompt // 64) + [prompt % 64] * bool(prompt % 64) + [1] * 11
+    assert (trace.layers, trace.top_k, trace.experts_total) == (tuple(range(8)), 4, 256)
+    assert trace.expert_bytes % 4096 == 0
+    assert sum(len(request.wanted) for request in requests_of(trace)) == traced["unique_experts"]
+    arena = ReplayArena(make_policy("lru"), 128)
+    replay(trace, [arena])
+    assert arena.total.hits == traced["hits"]
+    assert 0 < arena.total.misses == traced["misses"]
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_without_a_traceback(store, tmp_path):
+    error = generate(store, "--in-process", "--trace", tmp_path / "no" / "t.npz", code=2)
+    assert "--trace" in error
+    assert "Traceback" not in error
