@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ import structlog
 
 from tierd.devices.probe import DriveProbe
 from tierd.errors import DriveError
+from tierd.state import state_directory
 from tierd.store.checksums import sha256
 from tierd.store.writing import write_atomic
 
@@ -21,12 +21,6 @@ _VERSION: Final = 1
 _MAX_RESULTS: Final = 256
 
 _log = structlog.get_logger(__name__)
-
-
-def state_directory() -> Path:
-    """Where tierd remembers things: `$XDG_STATE_HOME/tierd`, by default `~/.local/state/tierd`."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "tierd"
 
 
 class ProbeCache:
