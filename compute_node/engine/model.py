@@ -22,6 +22,7 @@ from compute_node.models.config_reader import parse_config
 from compute_node.models.decoder import build_program
 from compute_node.models.decoder_config import check_geometry
 from compute_node.models.registry import family_of
+from compute_node.prediction.foresight import Foresight
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 
@@ -131,6 +132,7 @@ class Model:
         )
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
+        self._foresight = Foresight(geometry)
         self._experts = ExpertPoint(
             source, geometry, self._program, self._executor, numerics=numerics, by_ops=options.execution == "ops"
         )
@@ -242,10 +244,13 @@ class Model:
             self._choose(logits_of[: program.head_batch.max_rows])
             if cancelled is not None and cancelled():
                 return None
+            self._foresight.begin(self.source.step_memory, tokens, positions, bases)
             for layer in self._steps.run(rows, step=times.steps, phase=phase, observed=observe is not None):
                 if cancelled is not None and cancelled():
                     return None
+                self._foresight.at(layer, program.route_indices[:rows])
                 self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe)
+            self._foresight.end(times.steps)
             return self._logits(logits_of)
         finally:
             times.steps += 1

@@ -12,23 +12,24 @@ import pytest
 
 from compute_node import embedded
 from tierd.checkpoint.convert import convert
-from tierd.policy.policies import make_policy
+from tierd.policy.policies import DEFAULT_POLICY, make_policy
 from tierd.policy.replay import ReplayArena, replay, requests_of
+from tierd.policy.token_table import TokenTable
 from tierd.policy.trace import load_trace
 
 PROMPT = "It was a fine morning, and a few weeks ago she was very good. " * 6
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("embedded") / "store"
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "store"  # each test its own: a daemon leaves its history beside it
     convert(embedded.path(), path, experts="int4-g64", dense="bf16")
     return path
 
 
-def generate(store, *options, code=0):
+def generate(store, *options, code=0, policy=DEFAULT_POLICY):
     command = [sys.executable, "-m", "compute_node", "generate", store, "-p", PROMPT, "--max-tokens", "12", "--json"]
-    environment = os.environ | {"TIERD_POLICY": "lru"}
+    environment = os.environ | {"TIERD_POLICY": policy}
     done = subprocess.run(
         [*map(str, command), "--ignore-eos", *map(str, options)],
         capture_output=True, text=True, check=False, timeout=120, env=environment,
@@ -37,9 +38,10 @@ def generate(store, *options, code=0):
     return json.loads(done.stdout) if code == 0 else done.stderr
 
 
-def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(store, tmp_path):
+@pytest.mark.parametrize("policy", ["lru", DEFAULT_POLICY])
+def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(store, tmp_path, policy):
     plain = generate(store, "--in-process")
-    traced = generate(store, "--arena", "50%", "--messages", "--trace", tmp_path / "t.npz")
+    traced = generate(store, "--arena", "50%", "--messages", "--trace", tmp_path / "t.npz", policy=policy)
     assert traced["token_ids"] == plain["token_ids"]
     trace = load_trace(tmp_path / "t.npz")
     prompt, steps = traced["prompt_tokens"], Counter(trace.steps.tolist())
@@ -49,8 +51,8 @@ def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(st
     assert (trace.layers, trace.top_k, trace.experts_total) == (tuple(range(8)), 4, 256)
     assert trace.expert_bytes % 4096 == 0
     assert sum(len(request.wanted) for request in requests_of(trace)) == traced["unique_experts"]
-    arena = ReplayArena(make_policy("lru"), 128)
-    replay(trace, [arena])
+    arena = ReplayArena(make_policy(policy), 128)
+    replay(trace, [arena], table=TokenTable(trace.layer_experts) if policy == DEFAULT_POLICY else None)
     assert arena.total.hits == traced["hits"]
     assert 0 < arena.total.misses == traced["misses"]
 

@@ -17,7 +17,7 @@ from tierd.arena.table import unpack
 from tierd.client.loop_thread import LoopThread
 from tierd.client.residents import Residents
 from tierd.client.session_link import SessionLink
-from tierd.client.source import DirectAccess, Phase, SourceStats, StoreView, Use
+from tierd.client.source import DirectAccess, Phase, SourceStats, StepMemory, StoreView, Use
 from tierd.client.visit import Visit
 from tierd.errors import (
     DaemonUnavailable,
@@ -124,12 +124,26 @@ class ArenaSource:
         return f"<ArenaSource {self._address}, {self.stats.requested} experts asked for>"
 
     @property
+    def messages_sent(self) -> int:
+        """Messages of any kind that went over the present session's stream since its hello."""
+        return self._attached.link.sent if self._attached is not None else 0
+
+    @property
     def direct(self) -> DirectAccess | None:
         """How native code may read resident experts itself; None while there is no session."""
         attached = self._attached
         if attached is None or attached.link.lost is not None:
             return None
         return attached.residents.direct
+
+    @property
+    def step_memory(self) -> StepMemory | None:
+        """See `ExpertSource.step_memory`; None while there is no session."""
+        attached = self._attached
+        if attached is None or attached.link.lost is not None:
+            return None
+        block = attached.memory.block
+        return StepMemory(block.expect, block.last_step)
 
     def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
         """See `ExpertSource.note_direct`."""
@@ -273,6 +287,7 @@ class ArenaSource:
 
     def _count_unasked(self, hits: int, discarded: int) -> None:
         if hits:
+            self.stats.unasked += hits
             self.stats.outcomes["hit"] += hits
             self.stats.tiers[self._ram] = self.stats.tiers.get(self._ram, 0) + hits
         self.stats.discarded += discarded

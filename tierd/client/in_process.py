@@ -33,13 +33,14 @@ class InProcess:
     Args:
         store: an open store.
         budget: most bytes of records kept; None keeps all that were read.
+        huge_pages: take pages of 2 MiB where the system gives them; without, pages of 4 KiB, for comparisons.
 
     Raises:
         UsageError: the budget is smaller than the store's largest record.
         LimitExceeded: the system refuses so much address space.
     """
 
-    def __init__(self, store: ExpertStore, *, budget: int | None = None) -> None:
+    def __init__(self, store: ExpertStore, *, budget: int | None = None, huge_pages: bool = True) -> None:
         geometry = store.geometry
         needed, total = geometry.slot_bytes, geometry.experts_total
         if budget is not None and budget < needed:
@@ -50,7 +51,8 @@ class InProcess:
         self.store = store
         self.stats = SourceStats()
         self._slots = total if budget is None else min(total, budget // needed)
-        self._memory = _reserve(self._slots * needed)
+        self._huge_pages = huge_pages
+        self._memory = _reserve(self._slots * needed, huge_pages=huge_pages)
         self._words = np.zeros(total, np.uint64)
         self._uses = np.zeros((2, total), np.uint32)
         self._last_step = np.zeros(total, np.uint32)
@@ -82,6 +84,10 @@ class InProcess:
             prefill_uses=self._uses[0].ctypes.data,
             decode_uses=self._uses[1].ctypes.data,
         )
+
+    @property
+    def step_memory(self) -> None:
+        """None: what was used the longest ago leaves here, whatever is expected."""
 
     def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
         """See `ExpertSource.note_direct`."""
@@ -125,7 +131,7 @@ class InProcess:
     def close(self) -> None:
         """Give the records back."""
         self._words[:] = 0
-        self._memory = _reserve(self._slots * self.store.geometry.slot_bytes)
+        self._memory = _reserve(self._slots * self.store.geometry.slot_bytes, huge_pages=self._huge_pages)
         self._free = list(range(self._slots - 1, -1, -1))
         self._policy = Lru()
         self._resident_bytes = 0
@@ -160,7 +166,7 @@ class InProcess:
         self._resident_bytes += record.nbytes
 
 
-def _reserve(nbytes: int) -> NDArray[np.uint8]:
+def _reserve(nbytes: int, *, huge_pages: bool) -> NDArray[np.uint8]:
     """Address space for so many bytes, from a border of 2 MiB; LimitExceeded if the system refuses."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
@@ -171,7 +177,7 @@ def _reserve(nbytes: int) -> NDArray[np.uint8]:
             hint="Give a smaller --arena.",
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     skip = -whole.ctypes.data % _HUGE
     return whole[skip : skip + nbytes]

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.requests import Phase
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor
 
-__all__ = ["DirectAccess", "ExpertSource", "Phase", "SourceStats", "StoreView", "Use"]
+__all__ = ["DirectAccess", "ExpertSource", "Phase", "SourceStats", "StepMemory", "StoreView", "Use"]
 
 
 Use = Callable[[int, int], None]
@@ -37,6 +40,7 @@ class SourceStats:
         wait_seconds: time in which the node had nothing to compute on because it waited for experts.
         wait_by_outcome: the same, split by the outcome of the expert that ended the wait.
         visits: calls of `visit`, and layers that native code read without it.
+        unasked: hits that cost no message.
         messages: requests for experts that were sent to a daemon.
         discarded: uses that were thrown away because the bytes may have changed under them.
     """
@@ -48,6 +52,7 @@ class SourceStats:
     wait_seconds: float = 0.0
     wait_by_outcome: dict[str, float] = field(default_factory=lambda: {"hit": 0.0, "miss": 0.0, "joined": 0.0})
     visits: int = 0
+    unasked: int = 0
     messages: int = 0
     discarded: int = 0
 
@@ -100,6 +105,20 @@ class DirectAccess:
     decode_uses: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMemory:
+    """What a node tells the daemon of its step, and what can be seen of it.
+
+    Attributes:
+        expect: uint8[entries], by flat number, in 255ths: what the node expects to use soon. It writes it, at any
+            moment; the daemon's policy looks at it when the node asks for experts.
+        last_step: uint32[entries], the low half of the last step that used each expert. Only read here.
+    """
+
+    expect: NDArray[np.uint8]
+    last_step: NDArray[np.uint32]
+
+
 @runtime_checkable
 class StoreView(Protocol):
     """What a node reads once at start: geometry, text files, dense weights. All of it verified."""
@@ -135,6 +154,10 @@ class ExpertSource(Protocol):
 
         Asked once per step, and again after every `visit`, which may end a mapping and begin another.
         """
+
+    @property
+    def step_memory(self) -> StepMemory | None:
+        """Where the node says what it expects; None where nobody listens. Asked once per step, and not kept."""
 
     def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
         """Count what native code read by `direct`.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import UsageError
-from tierd.policy.token_table import TokenTable
+from tierd.policy.token_table import ChoiceTable, TokenTable
 
 __all__ = ["Expectation"]
 
@@ -38,31 +38,23 @@ class Expectation:
         if self.out.dtype != np.uint8 or self.out.shape != (table.experts,):
             raise UsageError(f"expectations of {table.experts} experts do not fit an array of {self.out.shape}")
         self._tokens: list[int] = []
-        self._after: list[tuple[NDArray[np.int32], NDArray[np.uint8]]] | None = None
+        self._after = np.zeros(table.experts, np.uint8)
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """A step begins that computes on these tokens, at least one, in the order of the text."""
+    def begin(self, tokens: Sequence[int], *, ends: Sequence[int] = ()) -> None:
+        """A step begins that computes on these tokens, at least one.
+
+        Args:
+            tokens: in the order of the text.
+            ends: where they are of several texts, the last one of each: what the next step will go on from.
+        """
         self._tokens = list(tokens)
-        absent = np.ones(self.table.experts, np.float32)
-        for token in tokens:
-            found = self.table.now.probabilities(token)
-            if found is not None:
-                experts, probabilities = found
-                known = experts >= 0
-                absent[experts[known]] *= 1 - probabilities[known]
-        self.out[:] = _as_bytes(1 - absent)
-        found = self.table.after.probabilities(tokens[-1])
-        self._after = None
-        if found is not None:
-            self._after = list(zip(found[0], _as_bytes(found[1] * np.float32(_NEXT_STEP)), strict=True))
+        self.out[:] = self._together(self.table.now, tokens, 1.0)
+        self._after = self._together(self.table.after, ends or tokens[-1:], _NEXT_STEP)
 
     def passed(self, layer: int) -> None:
         """The step has what it wanted of a layer, given by its place among the layers with routed experts."""
-        self.out[self.table.starts[layer] : self.table.starts[layer + 1]] = 0
-        if self._after is not None:
-            experts, values = self._after[layer]
-            known = experts >= 0
-            self.out[experts[known]] = values[known]
+        begin, end = self.table.starts[layer], self.table.starts[layer + 1]
+        self.out[begin:end] = self._after[begin:end]
 
     def end(self, experts: NDArray[np.int32], *, previous: int | None) -> None:
         """The step is complete: learn from it.
@@ -74,6 +66,17 @@ class Expectation:
         for token, chosen in zip(self._tokens, experts, strict=True):
             self.table.count(token, chosen, previous=previous)
             previous = token
+
+    def _together(self, table: ChoiceTable, tokens: Sequence[int], worth: float) -> NDArray[np.uint8]:
+        """How likely at least one of the tokens goes with an expert, times `worth`, in 255ths."""
+        absent = np.ones(self.table.experts, np.float32)
+        for token in tokens:
+            found = table.probabilities(token)
+            if found is not None:
+                experts, probabilities = found
+                known = experts >= 0
+                absent[experts[known]] *= 1 - probabilities[known]
+        return _as_bytes((1 - absent) * np.float32(worth))
 
 
 def _as_bytes(probabilities: NDArray[np.float32]) -> NDArray[np.uint8]:
