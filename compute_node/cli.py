@@ -41,7 +41,7 @@ def _root(
 
 def build_app() -> typer.Typer:
     """The command line with all commands; imports the kernels, which takes about a second."""
-    from compute_node.commands import chat, check_oracle, generate  # noqa: PLC0415 - see above; --version need not wait
+    from compute_node.commands import bench, chat, check_oracle, generate  # noqa: PLC0415 - see above; --version need not wait
 
     app = typer.Typer(
         name="compute-node",
@@ -51,7 +51,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (generate, chat, check_oracle):
+    for command in (generate, chat, check_oracle, bench):
         command.register(app)
     return app
 

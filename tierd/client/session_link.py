@@ -31,12 +31,14 @@ class SessionLink:
     Attributes:
         welcome: the daemon's answer to the hello.
         inbox: what the daemon sent, for one other thread.
+        sent: messages written to the stream since the hello.
         lost: why the stream has ended, once it has.
     """
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, welcome: pb.Welcome, peer: str) -> None:
         self.welcome = welcome
         self.inbox: Inbox = SimpleQueue()
+        self.sent = 0
         self.lost: TierdError | None = None
         self._channel = channel
         self._call = call
@@ -116,6 +118,7 @@ class SessionLink:
             message = await self._outgoing.get()
             try:
                 await self._call.write(message)
+                self.sent += 1
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the reader reports why the stream ended
 

@@ -1,0 +1,80 @@
+"""`compute-node bench arena`: does a daemon's arena cost a resident model anything?"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from compute_node.bench.arena import measure_arena
+from compute_node.bench.olmoe_store import LAYERS, olmoe_store
+from compute_node.commands import options
+
+__all__ = ["arena", "register"]
+
+# More of the processors than this in other hands, and the figures are not those of the machine.
+_MOST_OTHERS = 0.1
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the group."""
+    app.command("arena")(arena)
+
+
+def arena(
+    layers: Annotated[int, typer.Option(min=1, max=LAYERS, help="Layers of OLMoE-1B-7B; each takes 0.6 GB.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens of each run.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each side, alternating.")] = 5,
+    threads: options.Threads = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Compare a model whose experts lie in a daemon's arena with the same one in the node's own memory.
+
+    Random weights in OLMoE-1B-7B's sizes, all experts resident, the sides alternating, logits compared bit for bit.
+    """
+    console = Console(stderr=True, highlight=False)
+
+    def progress(line: str) -> None:
+        console.print(f"  {line}", style="dim", markup=False)
+
+    progress(f"store with the sizes of OLMoE-1B-7B, {layers} of {LAYERS} layers")
+    report = measure_arena(olmoe_store(layers), tokens=tokens, rounds=rounds, threads=threads, progress=progress)
+    report["void"] = report["other_cpu_share"] > _MOST_OTHERS
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    speeds, pages = report["tokens_per_second"], report["huge_page_share"]
+
+    def side(name: str) -> str:
+        runs = speeds[name]
+        return (
+            f"{statistics.median(runs):.1f} tok/s ({min(runs):.1f} to {max(runs):.1f}), "
+            f"{pages[name]:.0%} of it on 2 MiB pages"
+        )
+
+    lookup, two = report["seconds_per_resident_expert"], report["two_nodes"]
+    for line in (
+        f"through the daemon    {side('through_daemon')}",
+        f"in the node's memory  {side('in_process')}",
+        f"the same on 4 KiB     {side('in_process_4k')}",
+        f"ratio                 {report['through_daemon_ratio']:.3f}; 4 KiB pages {report['small_pages_ratio']:.3f}",
+        "a resident expert     "
+        + ("asked for by message" if lookup is None else f"{1e9 * lookup:.0f} ns to find and count"),
+        f"messages per token    {report['rpcs_per_token']:g}",
+        f"thrown away           {two['discarded']:,} of {two['unasked']:,} unasked uses by two nodes at 50 %",
+    ):
+        console.print(line, markup=False, soft_wrap=True)
+    if report["void"]:
+        console.print(
+            f"void: other programs used {report['other_cpu_share']:.0%} of the processors meanwhile", style="yellow"
+        )
