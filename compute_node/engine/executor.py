@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from types import TracebackType
 from typing import Final, Self
@@ -53,6 +54,7 @@ class Executor:
 
     Attributes:
         threads: threads that run a segment, the caller's included.
+        native_seconds: time that `run` spent in native code, over all calls.
 
     Args:
         threads: how many; as many as `default_threads()` by default.
@@ -67,6 +69,7 @@ class Executor:
         if not 1 <= count <= _MOST_THREADS:
             raise UsageError(f"an executor has 1 to {_MOST_THREADS} threads, not {count}")
         self.threads = count
+        self.native_seconds = 0.0
         # A line of 64 bytes for each word: the block begins at one.
         words = np.zeros(run_loop.BLOCK_WORDS + 8, np.int64)
         skip = -address_of(words) % 64 // 8
@@ -109,7 +112,9 @@ class Executor:
         """
         with self._lock:
             self._check()
+            begun = time.perf_counter()
             done = run_loop.run_table(self._address, segment.address, first, len(segment.ops), self.threads)
+            self.native_seconds += time.perf_counter() - begun
         if done < 0:
             raise _wrong_mode("the calling thread")
         return int(done)

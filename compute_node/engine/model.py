@@ -154,6 +154,11 @@ class Model:
         return int(self._executor.threads)
 
     @property
+    def native_seconds(self) -> float:
+        """Time spent in native code, over all steps."""
+        return self._executor.native_seconds
+
+    @property
     def context(self) -> int:
         """Most tokens of a sequence."""
         return self.cache.context

@@ -5,26 +5,37 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.client.source import DirectAccess, Phase, SourceStats, Use
+from tierd.client.source import DirectAccess, Phase, SourceStats, StoreView, Use
 from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.lru import Lru
 from tierd.sizes import format_bytes
-from tierd.store.store import ExpertStore
+from tierd.store.geometry import Geometry
 
-__all__ = ["InProcess"]
+__all__ = ["InProcess", "RecordStore"]
 
 RAM, DRIVE = "ram", "drive"
 _HUGE: Final = 2 << 20
 _SLOT_BITS: Final = 24
 
 
+class RecordStore(StoreView, Protocol):
+    """A store whose records can be read one by one, such as `ExpertStore`."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of the experts."""
+
+    def read_record(self, layer: int, expert: int) -> NDArray[np.uint8]:
+        """One record, checked: uint8 [record_bytes]."""
+
+
 class InProcess:
-    """An `ExpertSource` over an `ExpertStore`: buffered, verified reads into a bounded number of slots of RAM.
+    """An `ExpertSource` over a store: buffered, verified reads into a bounded number of slots of RAM.
 
     The least recently used record leaves when all slots are taken. Nothing runs in the background: native code that
     reads by `direct` never has its bytes changed under it. Memory is taken as slots are filled, in pages of 2 MiB
@@ -40,7 +51,7 @@ class InProcess:
         LimitExceeded: the system refuses so much address space.
     """
 
-    def __init__(self, store: ExpertStore, *, budget: int | None = None, huge_pages: bool = True) -> None:
+    def __init__(self, store: RecordStore, *, budget: int | None = None, huge_pages: bool = True) -> None:
         geometry = store.geometry
         needed, total = geometry.slot_bytes, geometry.experts_total
         if budget is not None and budget < needed:
@@ -156,7 +167,7 @@ class InProcess:
             self._policy.removed(victim)
             self._free.append((int(self._words[victim]) & ((1 << _SLOT_BITS) - 1)) - 1)
             self._words[victim] = 0
-            self._resident_bytes -= self.store.location(*self.store.geometry.locate(victim)).nbytes
+            self._resident_bytes -= self.store.geometry.layout(self.store.geometry.locate(victim)[0]).record_bytes
         slot = self._free.pop()
         start = slot * self.store.geometry.slot_bytes
         self._memory[start : start + record.nbytes] = record

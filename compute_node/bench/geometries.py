@@ -1,0 +1,109 @@
+"""Sizes of real models, as the config.json that their checkpoints carry; weights are random, sizes are what counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tierd.errors import UsageError
+
+__all__ = ["GEOMETRIES", "BenchGeometry", "geometry_named"]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchGeometry:
+    """A model's sizes.
+
+    Attributes:
+        name: as given on the command line.
+        config: config.json of the whole model.
+        note: where it differs from the published model, or nothing.
+    """
+
+    name: str
+    config: dict[str, Any]
+    note: str = ""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the whole model."""
+        return int(self.config["num_hidden_layers"])
+
+    def cut(self, layers: int | None, experts: int | None = None) -> dict[str, Any]:
+        """Config of a part of the model: so many layers, and the same share of the vocabulary.
+
+        The bytes of a token are then that share of the whole model's, so that speeds project by the layers alone.
+
+        Args:
+            layers: how many; None: all.
+            experts: routed experts of a layer; None: all.
+
+        Raises:
+            UsageError: more than the model has, or none.
+        """
+        kept = self.layers if layers is None else layers
+        if not 1 <= kept <= self.layers:
+            raise UsageError(f"--layers {layers} is outside 1 to {self.layers}, those of {self.name}")
+        key = "num_local_experts" if "num_local_experts" in self.config else "num_experts"
+        whole = int(self.config[key])
+        count = whole if experts is None else experts
+        if not int(self.config["num_experts_per_tok"]) <= count <= whole:
+            least = self.config["num_experts_per_tok"]
+            raise UsageError(f"--experts {experts} is outside {least} to {whole}, those of a layer of {self.name}")
+        vocabulary = max(256, int(self.config["vocab_size"]) * kept // self.layers)
+        return self.config | {"num_hidden_layers": kept, "vocab_size": vocabulary, key: count}
+
+
+GEOMETRIES: Final = {
+    geometry.name: geometry
+    for geometry in (
+        BenchGeometry(
+            "olmoe-1b-7b",
+            {
+                "model_type": "olmoe", "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024,
+                "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu",
+                "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "num_experts": 64,
+                "num_experts_per_tok": 8, "norm_topk_prob": False, "tie_word_embeddings": False,
+            },
+        ),
+        BenchGeometry(
+            "qwen3-30b-a3b",
+            {
+                "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+                "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+                "num_key_value_heads": 4, "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 40960,
+                "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "num_experts": 128, "num_experts_per_tok": 8,
+                "norm_topk_prob": True, "tie_word_embeddings": False,
+            },
+        ),
+        BenchGeometry(
+            "mixtral-8x7b",
+            {
+                "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu",
+                "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0,
+                "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+            },
+        ),
+        BenchGeometry(
+            "glm-5.2",
+            {
+                "model_type": "qwen3_moe", "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
+                "moe_intermediate_size": 2048, "num_hidden_layers": 76, "num_attention_heads": 64,
+                "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_experts": 256, "num_experts_per_tok": 8,
+                "norm_topk_prob": True, "tie_word_embeddings": False,
+            },
+            note="76 layers with experts; grouped attention of int8 weights stands in for MLA and the shared expert: "
+            "114 MB a layer, as their int4 weights take",
+        ),
+    )
+}  # fmt: skip
+
+
+def geometry_named(name: str) -> BenchGeometry:
+    """The geometry of that name; UsageError if there is none."""
+    found = GEOMETRIES.get(name)
+    if found is None:
+        raise UsageError(f"--geometry {name!r} is not known", hint=f"Known: {', '.join(GEOMETRIES)}.")
+    return found

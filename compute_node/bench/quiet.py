@@ -1,0 +1,60 @@
+"""Whether a measurement had the machine to itself: time that other processes took from the cores."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+__all__ = ["Quiet", "alternating"]
+
+_MOST_FOREIGN: Final = 0.08
+"""Share of the cores' time that others may take before a run is void."""
+
+_IDLE_COLUMNS: Final = (3, 4)
+_STAT: Final = Path("/proc/stat")
+
+
+def _busy_seconds() -> float:
+    """Seconds that all cores have been busy since boot, stolen time included."""
+    fields = [int(word) for word in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+    return sum(value for place, value in enumerate(fields) if place not in _IDLE_COLUMNS) / os.sysconf("SC_CLK_TCK")
+
+
+class Quiet:
+    """Watches the cores while a measurement runs.
+
+    Attributes:
+        foreign: share of the cores' time that went to others; known at the end.
+    """
+
+    foreign: float = 0.0
+
+    def __enter__(self) -> Self:
+        self._begun, self._busy, self._own = time.perf_counter(), _busy_seconds(), time.process_time()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = (time.perf_counter() - self._begun) * (os.cpu_count() or 1)
+        others = _busy_seconds() - self._busy - (time.process_time() - self._own)
+        self.foreign = max(0.0, others / seconds) if seconds > 0 else 0.0
+
+    def report(self) -> dict[str, Any]:
+        """For the JSON of a measurement."""
+        return {"foreign_cpu_share": self.foreign, "void": self.foreign > _MOST_FOREIGN}
+
+
+def alternating(rounds: int, *sides: Any) -> list[list[float]]:
+    """Seconds of each side in each of `rounds` alternating runs, after one run of each that does not count."""
+    found: list[list[float]] = [[] for _ in sides]
+    for number in range(rounds + 1):
+        for side, seconds in zip(sides, found, strict=True):
+            begun = time.perf_counter()
+            side()
+            if number:
+                seconds.append(time.perf_counter() - begun)
+    return found

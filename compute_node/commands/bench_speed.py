@@ -1,0 +1,158 @@
+"""`compute-node bench kernels`, `step` and `prefill`: what they reach of what the machine can do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from compute_node.bench.geometries import geometry_named
+from compute_node.bench.kernel_speed import measure_kernels
+from compute_node.bench.step_speed import measure_prefill, measure_step
+from compute_node.commands import options
+from tierd.errors import UsageError
+from tierd.sizes import format_bytes
+
+__all__ = ["register"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")]
+ReadMebibytes = Annotated[int, typer.Option("--read-mib", min=1, help="Memory that is read plainly.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Alternating runs of each side.")]
+Geometry = Annotated[str, typer.Option("--geometry", help="olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b or glm-5.2.")]
+Layers = Annotated[int | None, typer.Option("--layers", help="Layers of it. Default: all.")]
+Experts = Annotated[str, typer.Option("--experts-format", help="int4-g64, int8 or bf16.")]
+Numerics = Annotated[str, typer.Option("--numerics", help="fast or exact.")]
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the commands to the group `bench`."""
+    for command in (kernels, step, prefill):
+        group.command()(command)
+
+
+def kernels(
+    threads: options.Threads = None,
+    cols: Annotated[int, typer.Option("--cols", min=64, help="Inputs of the matrices.")] = 2048,
+    mebibytes: Annotated[int, typer.Option("--matrix-mib", min=1, help="Size of the matrices.")] = 300,
+    read_mebibytes: ReadMebibytes = 1024,
+    rounds: Rounds = 9,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Matrix-vector products beside plain reading of memory."""
+    console, tell = _console()
+    speeds, facts = measure_kernels(
+        threads=threads,
+        matrix_bytes=mebibytes << 20,
+        read_bytes=read_mebibytes << 20,
+        cols=cols,
+        rounds=rounds,
+        tell=tell,
+    )
+    shares = {
+        f"{speed.weight_format.replace('-', '_')}{'' if speed.numerics == 'fast' else '_exact'}_share": speed.share
+        for speed in speeds
+    }
+    if as_json:
+        _print_json(shares | facts | {"cases": [speed.as_object() for speed in speeds]})
+        return
+    table = Table("weights", "numerics", "GB/s", "plain read, GB/s", "share")
+    for speed in speeds:
+        rates = (f"{speed.kernel_rate / 1e9:.1f}", f"{speed.read_rate / 1e9:.1f}", f"{speed.share:.2f}")
+        table.add_row(speed.weight_format, speed.numerics, *rates)
+    console.print(table)
+    _say_void(console, facts)
+
+
+def step(
+    geometry: Geometry = "olmoe-1b-7b",
+    layers: Layers = None,
+    experts_format: Experts = "int4-g64",
+    numerics: Numerics = "fast",
+    threads: options.Threads = None,
+    rounds: Rounds = 7,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of one run.")] = 8,
+    read_mebibytes: ReadMebibytes = 1024,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """One decode step with all experts resident: fused, op by op, and the bandwidth that it reaches."""
+    console, tell = _console()
+    config = geometry_named(geometry).cut(layers)
+    _check_formats(experts_format)
+    speed, facts = measure_step(
+        config, threads=threads, experts=experts_format, numerics=numerics, rounds=rounds, tokens=tokens,
+        read_bytes=read_mebibytes << 20, tell=tell,
+    )  # fmt: skip
+    found = speed.as_object() | facts | {"geometry": geometry, "layers": config["num_hidden_layers"]}
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("figure", "value")
+    table.add_row("tokens/s", f"{found['tokens_per_second']:.1f}")
+    table.add_row("weights of a token", format_bytes(found["bytes_per_token"]))
+    table.add_row("reached, GB/s", f"{found['bytes_per_second'] / 1e9:.1f}")
+    table.add_row("plain read, GB/s", f"{found['read_bytes_per_second'] / 1e9:.1f}")
+    table.add_row("share", f"{found['bandwidth_share']:.2f}")
+    table.add_row("op by op / fused, time", f"{found['fused_ratio']:.2f}")
+    table.add_row("outside native code, us a token", f"{found['python_seconds_per_token'] * 1e6:.0f}")
+    console.print(table)
+    _say_void(console, found)
+
+
+def prefill(
+    geometry: Geometry = "olmoe-1b-7b",
+    layers: Layers = None,
+    experts_format: Experts = "int4-g64",
+    numerics: Numerics = "fast",
+    threads: options.Threads = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Tokens computed at once.")] = 256,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of the prompt.")] = 512,
+    rounds: Rounds = 3,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """A prompt with all experts resident."""
+    console, tell = _console()
+    config = geometry_named(geometry).cut(layers)
+    _check_formats(experts_format)
+    found = measure_prefill(
+        config, threads=threads, experts=experts_format, numerics=numerics, rows=rows, tokens=tokens, rounds=rounds,
+        tell=tell,
+    ) | {"geometry": geometry, "layers": config["num_hidden_layers"]}  # fmt: skip
+    if as_json:
+        _print_json(found)
+        return
+    console.print(f"{found['tokens_per_second']:.1f} tokens/s ({tokens} tokens, {rows} at a time)")
+    _say_void(console, found)
+
+
+def _check_formats(experts_format: str) -> None:
+    if experts_format not in {"int4-g64", "int8", "bf16"}:
+        raise UsageError(f"--experts-format {experts_format!r} is not known", hint="Known: int4-g64, int8, bf16.")
+
+
+def _console() -> tuple[Console, Callable[[str], None]]:
+    """Where results go, and what tells a waiting person at a terminal what is going on."""
+    notes = Console(stderr=True, highlight=False)
+
+    def tell(line: str) -> None:
+        if notes.is_terminal:
+            notes.print(f"  {line} ...", style="dim", markup=False)
+
+    return Console(highlight=False), tell
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _say_void(console: Console, facts: dict[str, Any]) -> None:
+    if facts["void"]:
+        share = 100 * facts["foreign_cpu_share"]
+        console.print(f"Void: other processes took {share:.0f} % of the cores. Repeat it on a quiet machine.")
