@@ -7,7 +7,6 @@ a model of random weights that hears itself soon repeats a few experts.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import statistics
 import threading
@@ -20,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.bench.quiet import Quiet
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import kernel_layout
 from compute_node.engine.kernel_path import kernel_path
@@ -115,14 +115,14 @@ def measure_arena(
             side.speeds.clear()
             side.logits.clear()
         _until_idle(through)
-        messages, before = through.messages_sent, _Processors()
-        for number in range(rounds):
-            progress(f"round {number + 1} of {rounds}")
-            drawn = _draw(rng, _PROMPT + tokens, sides["in_process"])
-            # The order turns round, so that a drift of the machine touches all alike.
-            for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-                sides[name].run(drawn)
-        others = before.others_since()
+        messages = through.messages_sent
+        with Quiet() as quiet:
+            for number in range(rounds):
+                progress(f"round {number + 1} of {rounds}")
+                drawn = _draw(rng, _PROMPT + tokens, sides["in_process"])
+                # The order turns round, so that a drift of the machine touches all alike.
+                for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
+                    sides[name].run(drawn)
         messages = through.messages_sent - messages
         if len({tuple(side.logits) for side in sides.values()}) != 1:
             raise TierdError("the sides computed different logits", hint="This is a defect; please report it.")
@@ -142,12 +142,12 @@ def measure_arena(
         "huge_page_share": pages,
         "logits": sides["through_daemon"].logits,
         "two_nodes": discards,
-        "other_cpu_share": others,
         "layers": len(store.geometry.layers),
         "tokens": tokens,
         "threads": sides["through_daemon"].model.threads,
         "numerics": _NUMERICS,
         "kernel_path": kernel_path(),
+        **quiet.report(),
     }
 
 
@@ -257,24 +257,3 @@ def _huge_share(direct: DirectAccess | None, geometry: Geometry) -> float:
         elif inside and (found := re.match(r"(?:AnonHugePages|ShmemPmdMapped|FilePmdMapped):\s+(\d+) kB", line)):
             huge += int(found[1]) << 10
     return min(1.0, huge / (geometry.experts_total * geometry.slot_bytes))
-
-
-class _Processors:
-    """Tells how much of the processors others used since it was made."""
-
-    def __init__(self) -> None:
-        self._own, self._total, self._idle = self._read()
-
-    def others_since(self) -> float:
-        """Share of all processors' time."""
-        own, total, idle = self._read()
-        spent = total - self._total
-        return max(0.0, (spent - (idle - self._idle) - (own - self._own)) / spent) if spent else 0.0
-
-    def _read(self) -> tuple[float, float, float]:
-        fields = [
-            float(field) for field in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-        ]
-        tick = os.sysconf("SC_CLK_TCK")
-        times = os.times()
-        return times.user + times.system, sum(fields[:8]) / tick, (fields[3] + fields[4]) / tick

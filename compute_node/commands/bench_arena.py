@@ -11,13 +11,11 @@ import typer
 from rich.console import Console
 
 from compute_node.bench.arena import measure_arena
-from compute_node.bench.olmoe_store import LAYERS, olmoe_store
+from compute_node.bench.geometries import geometry_named
+from compute_node.bench.random_store import random_store
 from compute_node.commands import options
 
 __all__ = ["arena", "register"]
-
-# More of the processors than this in other hands, and the figures are not those of the machine.
-_MOST_OTHERS = 0.1
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +24,8 @@ def register(app: typer.Typer) -> None:
 
 
 def arena(
-    layers: Annotated[int, typer.Option(min=1, max=LAYERS, help="Layers of OLMoE-1B-7B; each takes 0.6 GB.")] = 4,
+    geometry: Annotated[str, typer.Option("--geometry", help="olmoe-1b-7b or another.")] = "olmoe-1b-7b",
+    layers: Annotated[int, typer.Option(help="Layers of it; each of olmoe-1b-7b takes 0.7 GB of RAM.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens of each run.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each side, alternating.")] = 5,
     threads: options.Threads = None,
@@ -35,16 +34,18 @@ def arena(
 ) -> None:
     """Compare a model whose experts lie in a daemon's arena with the same one in the node's own memory.
 
-    Random weights in OLMoE-1B-7B's sizes, all experts resident, the sides alternating, logits compared bit for bit.
+    Random weights in a real model's sizes, all experts resident, the sides alternating, logits compared bit for bit.
     """
     console = Console(stderr=True, highlight=False)
 
     def progress(line: str) -> None:
         console.print(f"  {line}", style="dim", markup=False)
 
-    progress(f"store with the sizes of OLMoE-1B-7B, {layers} of {LAYERS} layers")
-    report = measure_arena(olmoe_store(layers), tokens=tokens, rounds=rounds, threads=threads, progress=progress)
-    report["void"] = report["other_cpu_share"] > _MOST_OTHERS
+    sizes = geometry_named(geometry)
+    progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")
+    store = random_store(sizes, layers=layers)
+    report = measure_arena(store, tokens=tokens, rounds=rounds, threads=threads, progress=progress)
+    report["geometry"] = sizes.name
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
@@ -76,5 +77,5 @@ def _show(report: dict[str, Any]) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if report["void"]:
         console.print(
-            f"void: other programs used {report['other_cpu_share']:.0%} of the processors meanwhile", style="yellow"
+            f"void: other programs used {report['foreign_cpu_share']:.0%} of the processors meanwhile", style="yellow"
         )
