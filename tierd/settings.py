@@ -99,7 +99,7 @@ class ServeSettings(LayeredSettings):
     arena: str = Field("25%", description="RAM for expert bytes: an amount, or a share of the model's experts")
     ram: str = Field("", description="RAM of the whole daemon: an amount, a share of the host, or `auto`")
     arena_dir: Path | None = Field(None, description="tmpfs directory for the arena; without it, anonymous memory")
-    policy: str = Field("lru", description="who leaves RAM")
+    policy: str = Field("expected-frequency", description="who leaves RAM")
     drive_threads: int | None = Field(
         None, ge=1, le=64, description="reads in flight per drive; without it, what a short measurement finds best"
     )

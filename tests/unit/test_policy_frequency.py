@@ -12,6 +12,7 @@ from tierd.policy.decayed_frequency import DecayedFrequency
 from tierd.policy.expected_frequency import ExpectedFrequency
 from tierd.policy.keep_heap import KeepHeap
 from tierd.policy.policies import DEFAULT_POLICY, make_policy
+from tierd.settings import ServeSettings
 
 
 def anyone(_expert):
@@ -225,3 +226,7 @@ def test_the_work_of_a_miss_does_not_grow_with_the_arena(make):
     small, large = moves_per_miss(make(), 64), moves_per_miss(make(), 1024)
     assert large < 1.5 * small + 2
     assert small < 40
+
+
+def test_the_daemon_runs_the_default_unless_told_otherwise():
+    assert ServeSettings().policy == DEFAULT_POLICY

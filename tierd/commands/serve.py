@@ -51,7 +51,7 @@ def serve(
     arena_dir: Annotated[
         Path | None, typer.Option(help="tmpfs directory for the arena. Default: anonymous shared memory.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="Who leaves RAM. Default: lru.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Who leaves RAM. Default: expected-frequency.")] = None,
     mirror: Annotated[
         list[str] | None,
         typer.Option(
