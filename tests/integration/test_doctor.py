@@ -10,8 +10,10 @@ import shutil
 import numpy as np
 import pytest
 import typer
+from daemons import command
 from typer.testing import CliRunner
 
+from tierd.api import admin_pb2
 from tierd.commands import doctor, mirror
 from tierd.devices.device import RecordRead
 from tierd.devices.fault_plan import FaultPlan, FaultRule
@@ -19,6 +21,7 @@ from tierd.devices.faults import FaultInjector
 from tierd.devices.transfers import system_transfer
 from tierd.doctor import host_checks, store_checks
 from tierd.doctor.check import Status
+from tierd.doctor.daemon_check import check_drives
 from tierd.doctor.drive_checks import check_mirror
 from tierd.doctor.host_checks import MemoryRoom, check_memory, memory_room
 from tierd.doctor.settings_checks import check_settings
@@ -281,3 +284,32 @@ def test_shards_in_another_directory_are_looked_at_where_they_are(store, diagnos
         str(tmp_path / "more"),
     }
     assert ExpertStore.open(store.path, [tmp_path / "more"]).fingerprint == store.fingerprint
+
+
+def test_a_running_daemon_is_asked_for_its_drives(serve, store, tmp_path):
+    shutil.copytree(store.path, tmp_path / "m")
+    daemon = serve(store.path, "--mirror", tmp_path / "m")
+    (tmp_path / "settings.toml").write_text(f'[serve]\nlisten = "{daemon.name}"\n')
+    done = command("tierd", "doctor", store.path, "--config", tmp_path / "settings.toml", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["daemon"]["status"] == checks["drive nvme"]["status"] == checks["drive mirror1"]["status"] == "ok"
+    assert str(tmp_path / "m") in checks["drive mirror1"]["detail"]
+    daemon.kill()
+    done = command("tierd", "doctor", store.path, "--config", tmp_path / "settings.toml", "--json")
+    (left,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "daemon"]
+    assert left["status"] == "remark"
+    assert "nobody answers" in left["detail"]
+
+
+def test_what_a_daemon_counted_against_a_drive_is_told_with_a_remedy():
+    drives = [
+        admin_pb2.Drive(name="nvme", state="up", up=True, reads=5),
+        admin_pb2.Drive(name="mirror1", state="quarantined", up=False, errors=3, errors_by_kind={"io": 3}, stalls=1),
+        admin_pb2.Drive(name="mirror2", state="suspect", up=True, errors=1, errors_by_kind={"checksum": 1}),
+        admin_pb2.Drive(name="mirror3", state="absent", directory="/ssd3"),
+    ]
+    sound, out, shaky, absent = check_drives(admin_pb2.GetStatsResponse(drives=drives))
+    assert [c.status for c in (sound, out, shaky, absent)] == ["ok", "problem", "remark", "problem"]
+    assert "3 errors (3 io), 1 reads not answered in time" in out.detail
+    assert "1 checksum" in shaky.detail
+    assert "no shard to offer" in absent.detail

@@ -124,6 +124,8 @@ def stage(
             f"{_verdict(report.problems)}: {len(report.copied)} files copied ({format_bytes(report.bytes_copied)}), "
             f"{len(report.kept)} were there already"
         )
+        if report.ok and report.copied:
+            print(f"  for a daemon that runs already: tierd mirror add {store} {directory}")
     if not report.ok:
         raise typer.Exit(1)
 

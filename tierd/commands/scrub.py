@@ -92,6 +92,8 @@ def _scrub_directory(
             f"{format_bytes(report.bytes_read)} read from {directory}"
             + (f", {len(report.repaired)} repaired" if repair else "")
         )
+        if report.replaced:
+            print("  a running daemon takes up what was replaced when the mirror is removed and added again")
         if report.problems and not repair:
             print(f"  to repair it: tierd scrub --repair {directory}" + ("" if sources else " --from DIR"))
     if not report.ok:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tierd.addresses import default_socket, parse_address
 from tierd.devices.transfers import Transfer, system_transfer
 from tierd.doctor.check import Check, Status
+from tierd.doctor.daemon_check import check_daemon
 from tierd.doctor.drive_checks import check_bandwidth, check_mirror, check_space
 from tierd.doctor.host_checks import (
     check_descriptors,
@@ -82,3 +84,5 @@ def examine(
     yield from check_folders()
     yield check_descriptors(store, len(by_drive) + len(wanted))
     yield from check_settings(store, settings, room)
+    own = parse_address(settings.listen, option="listen") if settings.listen else default_socket(store.path)
+    yield from check_daemon(own)

@@ -37,6 +37,7 @@ class ScrubReport:
         records: expert records that were read.
         bytes_read: of records and tensors.
         repaired: what was wrong and is right now.
+        replaced: names of files that were copied anew as a whole.
         problems: what is still wrong.
     """
 
@@ -46,6 +47,7 @@ class ScrubReport:
     records: int = 0
     bytes_read: int = 0
     repaired: list[Problem] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -125,6 +127,7 @@ def _mend(
             report.problems += [*outcome, Problem(shard.file, f"not repaired: {why}")]
             return
         report.repaired += outcome
+        report.replaced.append(shard.file)
     else:
         for piece, problem in found:
             assert piece is not None
