@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tierd.arena.attach_wire import ArenaOffer
 from tierd.arena.fence import WriterFence
-from tierd.arena.memory import SharedPayload
+from tierd.arena.memory import EXTENT_BYTES, SharedPayload
 from tierd.arena.slots import SlotCounts, SlotState, SlotTable
 from tierd.arena.table import ABSENT, MAX_SLOTS, ResidencyTable
 from tierd.errors import UsageError
@@ -131,12 +131,12 @@ class Arena:
     @property
     def used_bytes(self) -> int:
         """Bytes of shared memory that the present size needs, in whole extents."""
-        return self._payload.used_bytes
+        return -(-(self.slots + self.spares) * self.slot_bytes // EXTENT_BYTES) * EXTENT_BYTES
 
     @property
     def excess_bytes(self) -> int:
         """Bytes of shared memory beyond that: not given back yet, or touched again by a reader."""
-        return self._payload.excess_bytes
+        return max(0, self._payload.allocated_bytes - self.used_bytes)
 
     def reserve(self, slots: int) -> None:
         """Get the memory for a larger size; may take seconds, and any thread may call it. Then call `resize`.

@@ -8,7 +8,7 @@ it must copy and free, ten times as much. Where the host gives none everything w
 
 The file is as long as the arena may ever become, and only its front is in use: addresses cost nothing. Memory goes
 back to the host by punching holes, never by making the file shorter, which would kill readers by SIGBUS. A read of a
-hole, even through a read-only mapping, gives it memory again: `excess_bytes` shows that, and `punch` undoes it.
+hole, even through a read-only mapping, gives it memory again: `allocated_bytes` shows that, and `punch` undoes it.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class SharedPayload:
         return self._reader_fd
 
     @property
-    def excess_bytes(self) -> int:
-        """Memory that the file holds beyond what is in use: readers touched holes, or nothing was punched yet."""
-        return max(0, os.fstat(self._fd).st_blocks * 512 - self.used_bytes)
+    def allocated_bytes(self) -> int:
+        """Memory that the file holds. More than is in use: readers touched holes, or nothing was punched yet."""
+        return os.fstat(self._fd).st_blocks * 512
 
     def grow(self, used_bytes: int) -> None:
         """Use more of the payload; a tmpfs reserves it at once, which takes about 0.1 s per GiB.

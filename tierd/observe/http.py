@@ -93,6 +93,8 @@ def _listen(address: Address) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, address.port))
+        # At once, since the address is told before the server's first turn.
+        listener.listen()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--http: cannot listen on {address}: {error}", hint="Name another port, or `--http off`."

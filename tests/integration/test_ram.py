@@ -1,0 +1,299 @@
+"""A daemon's memory: within its budget under load, smaller and larger while it serves, one copy for all nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from daemons import command, eventually, on_loop
+from sessions import RawSession
+
+from tierd.client.arena_source import ArenaSource
+from tierd.client.daemon_control import set_ram
+from tierd.client.source import Phase
+from tierd.errors import LimitExceeded
+from tierd.service.budget import DaemonFacts, fixed_items
+from tierd.store.synthetic import expected_record, make_store
+
+LAYERS, EXPERTS, RECORD = 4, 16, 1 << 20
+ALL = LAYERS * EXPERTS
+SESSIONS = 8
+FEW = ("--max-sessions", SESSIONS)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """64 experts of 1 MiB, every byte of which follows from layer and expert."""
+    return make_store(
+        tmp_path_factory.mktemp("ram") / "store", layers=LAYERS, experts=EXPERTS, top_k=2, record_bytes=RECORD,
+        fill="pattern",
+    )  # fmt: skip
+
+
+class Node:
+    """A node of this process that compares every byte."""
+
+    def __init__(self, daemon, store):
+        self.store = store
+        self.lines = []
+        self.source = ArenaSource(
+            daemon.address, store, name="test", numerics="exact", kernel_path="none", tell=self.lines.append
+        )
+        self.step = 0
+
+    def visit(self, layer, experts=range(EXPERTS)):
+        right = {}
+
+        def use(expert, address):
+            expected = expected_record(self.store.manifest, layer, expert)
+            right[expert] = ctypes.string_at(address, len(expected)) == expected
+
+        self.step += 1
+        self.source.visit(layer, list(experts), use, step=self.step, phase=Phase.DECODE)
+        assert right == dict.fromkeys(experts, True)
+
+    def visit_all(self, rounds=1):
+        for _ in range(rounds):
+            for layer in range(LAYERS):
+                self.visit(layer)
+
+
+@pytest.fixture
+def node(store):
+    opened = []
+
+    def attach(daemon):
+        opened.append(Node(daemon, store))
+        return opened[-1]
+
+    yield attach
+    for one in opened:
+        one.source.close()
+
+
+class Working:
+    """Nodes that visit everything in turn, in threads, until the block ends."""
+
+    def __init__(self, *nodes):
+        self.rounds = 0
+        self.errors = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(node,)) for node in nodes]
+
+    def _work(self, node):
+        try:
+            while not self._stop.is_set():
+                node.visit_all()
+                self.rounds += 1
+        except BaseException as error:  # noqa: BLE001, shown by the test's own thread
+            self.errors.append(error)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def go_on(self, rounds=2):
+        """Wait for some more rounds."""
+        wanted = self.rounds + rounds
+        eventually(lambda: self.errors or self.rounds >= wanted, 60)
+        assert not self.errors, self.errors
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self.errors, self.errors
+
+
+def ram_for(slots, spares):
+    """The budget that gives exactly so many slots."""
+    return sum(item.nbytes for item in fixed_items(DaemonFacts(ALL, RECORD, 2, spares, SESSIONS))) + slots * RECORD
+
+
+def resize(daemon, slots):
+    ram = ram_for(slots, daemon.stats()["arena"]["spare_slots"])
+    answer = on_loop(set_ram(daemon.address, f"{ram}"), 60)
+    assert (answer["slots"], answer["settled"]) == (slots, True)
+    return ram
+
+
+def arena_of(daemon, slots):
+    arena = daemon.stats()["arena"]
+    spares = arena["spare_slots"]
+    assert arena["slots"] == slots
+    states = ("slots_free", "slots_filling", "slots_ready", "slots_abandoned", "slots_withdrawn")
+    free_spares = arena["most_slots"] + spares - sum(arena[name] for name in states)
+    assert 0 <= free_spares <= spares
+    assert arena["slots_ready"] + arena["slots_filling"] <= slots + spares - free_spares
+    assert arena["slots_withdrawn"] == ALL - slots
+    return arena
+
+
+def private_bytes(daemon):
+    text = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) << 10
+
+
+def test_a_daemon_shrinks_and_grows_under_load_and_stays_as_it_was_told(serve, store, node):
+    daemon = serve(store.path, "--arena", "100%", *FEW)
+    nodes = node(daemon), node(daemon)
+    with Working(*nodes) as working:
+        working.go_on()
+        assert arena_of(daemon, ALL)["slots_ready"] == ALL
+        for slots in (24, 6, 40, 6):
+            ram = resize(daemon, slots)
+            working.go_on()
+            arena = arena_of(daemon, slots)
+            assert arena["slots_ready"] <= slots
+            assert arena["ram_bytes"] == ram
+            assert arena["used_bytes"] <= (slots + arena["spare_slots"] + 2) * RECORD
+            eventually(lambda: daemon.stats()["arena"]["excess_bytes"] == 0)
+        resize(daemon, ALL)
+        working.go_on(3)
+    arena = arena_of(daemon, ALL)
+    assert arena["slots_ready"] == ALL
+    misses = daemon.stats()["requests"]["misses"]
+    for one in nodes:
+        one.visit_all()
+    assert daemon.stats()["requests"]["misses"] == misses, "everything fits again"
+    for one in nodes:
+        assert sum("went away" in line for line in one.lines) <= 3, (
+            f"a node attaches again at a shrink only: {one.lines}"
+        )
+
+
+def test_memory_that_a_stray_reader_touched_is_given_back_again(serve, store, node):
+    daemon = serve(store.path, "--arena", "100%", *FEW)
+    reader, stray = node(daemon), node(daemon)
+    reader.visit_all()
+    resize(daemon, 6)
+    before = daemon.stats()["arena"]
+    assert before["excess_bytes"] == 0
+    assert before["punched"] >= 1
+    stray.visit(0, [1])
+    memory = stray.source._attached.memory
+    assert ctypes.string_at(memory.slot_address(ALL - 2), RECORD) == bytes(RECORD), "a hole reads as zeros"
+    eventually(lambda: daemon.stats()["arena"]["punched"] > before["punched"])
+    eventually(lambda: daemon.stats()["arena"]["excess_bytes"] == 0)
+    reader.visit_all()
+
+
+def test_private_memory_and_arena_stay_within_the_budget_under_load(serve, store, node):
+    ram = ram_for(20, 3)
+    daemon = serve(store.path, "--ram", ram, "--drive-threads", 2, *FEW)
+    peak = 0
+    slots = daemon.stats()["arena"]["slots"]
+    assert slots == 20
+    with Working(*(node(daemon) for _ in range(4))) as working:
+        for _ in range(6):
+            working.go_on(1)
+            arena = daemon.stats()["arena"]
+            peak = max(peak, private_bytes(daemon) + arena["used_bytes"] + arena["excess_bytes"])
+    assert peak <= ram
+    assert peak > slots * RECORD, "the arena counts"
+
+
+def test_a_session_that_holds_experts_holds_back_the_shrinking_until_it_lets_go(serve, store):
+    daemon = serve(store.path, "--arena", "100%", *FEW)
+    holder = RawSession(daemon.address)
+    assert holder.hello().max_experts_per_acquire == ALL // 2
+    holder.acquire(1, range(4))
+    granted = []
+    while len(granted) < 4:
+        granted += holder.read().notice.ready
+    # Its wave is more than fits, so its session is ended, and what it held with it.
+    resize(daemon, 4)
+    assert daemon.stats()["arena"]["slots_granted"] == 0
+    holder.close()
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(serve, store):
+    daemon = serve(store.path, "--arena", "12MiB", *FEW)
+    for ram in ("1MiB", "900TiB", "lots", "0%", ""):
+        with pytest.raises(LimitExceeded, match="--ram"):
+            on_loop(set_ram(daemon.address, ram))
+    assert daemon.stats()["arena"]["slots"] == 12
+    run = command("tierd", "ctl", "ram", "2MiB", daemon.name)
+    assert run.returncode == 2
+    assert "at least" in run.stderr
+
+
+def test_the_smaller_of_ram_and_arena_counts(serve, store):
+    ram = ram_for(30, 3)
+    assert serve(store.path, "--ram", ram, "--arena", "9MiB", "--drive-threads", 2, *FEW).stats()["arena"]["slots"] == 9
+    daemon = serve(store.path, "--ram", ram, "--arena", "100%", "--drive-threads", 2, *FEW)
+    assert daemon.stats()["arena"]["slots"] == 30
+
+
+def test_a_budget_below_the_minimum_does_not_start(store, folder):
+    run = command("tierd", "serve", store.path, "--ram", "3MiB", "--listen", f"unix:{folder}/s", "--http", "off")
+    assert run.returncode == 2
+    assert "at least" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_command_line_resizes_and_says_how(serve, store):
+    daemon = serve(store.path, "--arena", "100%", *FEW)
+    ram = ram_for(10, daemon.stats()["arena"]["spare_slots"])
+    run = command("tierd", "ctl", "ram", ram, daemon.name)
+    assert run.returncode == 0, run.stderr
+    assert "64 → 10 experts" in run.stdout
+    run = command("tierd", "ctl", "ram", "auto", daemon.name, "--json")
+    answer = json.loads(run.stdout)
+    assert (answer["slots_before"], answer["slots"]) == (10, ALL)
+    assert any("reserve" in line for line in answer["lines"])
+
+
+READER = """
+import ctypes, re, sys
+from tierd.addresses import parse_address
+from tierd.client.arena_source import ArenaSource
+from tierd.client.source import Phase
+from tierd.store.store import ExpertStore
+store = ExpertStore.open(sys.argv[1])
+source = ArenaSource(parse_address(sys.argv[2], option=""), store, name="r", numerics="exact", kernel_path="none")
+for layer in range(4):
+    source.visit(layer, list(range(16)), lambda _, a: ctypes.string_at(a, 1 << 20), step=layer, phase=Phase.DECODE)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def arena_share(pid):
+    """Resident and proportional bytes of the arena in a process."""
+    sums, inside = {"Rss": 0, "Pss": 0}, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if not re.match(r"\w+:", line):
+            inside = "tierd-arena" in line
+        elif inside and (found := re.match(r"(Rss|Pss):\s+(\d+) kB", line)):
+            sums[found[1]] += int(found[2]) << 10
+    return sums
+
+
+def test_two_nodes_share_one_copy_of_the_experts(serve, store):
+    daemon = serve(store.path, "--arena", "100%", *FEW)
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(store.path), daemon.name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        for one in nodes:
+            assert one.stdout.readline() == "ready\n"
+        shares = [arena_share(pid) for pid in (daemon.process.pid, *(one.pid for one in nodes))]
+    finally:
+        for one in nodes:
+            one.communicate()
+    allocated = daemon.stats()["arena"]["used_bytes"]
+    assert all(share["Rss"] >= ALL * RECORD for share in shares), "each of them sees all experts"
+    assert sum(share["Pss"] for share in shares) <= 1.02 * allocated, "but there is one copy"
+    assert daemon.stats()["requests"]["misses"] == ALL, "and each was read once"
