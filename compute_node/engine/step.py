@@ -136,7 +136,7 @@ class StepRunner:
         direct = self._source.direct
         if direct is None:
             return False
-        if self._bound != (direct, phase):
+        if self._bound[0] is not direct or self._bound[1] is not phase:
             uses = direct.prefill_uses if phase is Phase.PREFILL else direct.decode_uses
             self._binding.point(
                 table=direct.table,

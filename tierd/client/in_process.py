@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
@@ -80,9 +81,9 @@ class InProcess:
         """Bytes of the records kept now; never above the budget."""
         return self._resident_bytes
 
-    @property
-    def direct(self) -> DirectAccess | None:
-        """Addresses of the words, slots and counters."""
+    @cached_property
+    def direct(self) -> DirectAccess:
+        """Addresses of the words, slots and counters; they stay."""
         return DirectAccess(
             epoch=1,
             table=self._words.ctypes.data,
@@ -143,6 +144,7 @@ class InProcess:
         """Give the records back."""
         self._words[:] = 0
         self._memory = _reserve(self._slots * self.store.geometry.slot_bytes, huge_pages=self._huge_pages)
+        self.__dict__.pop("direct", None)
         self._free = list(range(self._slots - 1, -1, -1))
         self._policy = Lru()
         self._resident_bytes = 0
