@@ -100,7 +100,9 @@ def measure_arena(
     rng = np.random.Generator(np.random.Philox(key=11))
     with ExitStack() as stack:
         progress("starting a daemon with room for all experts")
-        daemon = PrivateDaemon(store.path, "--arena", "100%", "--http", "off", "--log-level", "warning")
+        daemon = PrivateDaemon(
+            store.path, "--arena", "100%", "--http", "off", "--log-level", "warning", "--history", "off"
+        )
         stack.callback(daemon.stop)
         through = _attach(daemon, store, "bench")
         sides = {
@@ -213,7 +215,7 @@ def _seconds_per_expert(geometry: Geometry, direct: DirectAccess) -> float:
 
 def _discards(store: ExpertStore, rng: np.random.Generator, tokens: int) -> dict[str, Any]:
     """Two nodes of one thread each share an arena that holds half of the experts."""
-    daemon = PrivateDaemon(store.path, "--arena", "50%", "--http", "off", "--log-level", "warning")
+    daemon = PrivateDaemon(store.path, "--arena", "50%", "--http", "off", "--log-level", "warning", "--history", "off")
     failures: list[BaseException] = []
 
     def work(side: _Side, drawn: list[int]) -> None:

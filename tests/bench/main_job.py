@@ -66,7 +66,7 @@ def main(
 def measure(store: Path, arena: str, request: DemoRequest) -> tuple[DemoAnswer, float]:
     """One daemon, one node, one answer; and the share of the processors that others used in that time."""
     before, own = psutil.cpu_times(), psutil.Process().cpu_times()
-    daemon = PrivateDaemon(store, "--arena", arena, "--http", "off", "--log-level", "warning")
+    daemon = PrivateDaemon(store, "--arena", arena, "--http", "off", "--log-level", "warning", "--history", "off")
     try:
         answer = ask(daemon, request, began=lambda: None, wrote=lambda _text: None)
     finally:

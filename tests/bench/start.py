@@ -85,7 +85,19 @@ def import_seconds() -> float:
 
 def start(store: Path, socket: Path) -> tuple[float, int]:
     """Seconds until a daemon says that it listens, and the memory that it has for itself then."""
-    command = [sys.executable, "-m", "tierd", "serve", str(store), "--listen", f"unix:{socket}", "--http", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "tierd",
+        "serve",
+        str(store),
+        "--listen",
+        f"unix:{socket}",
+        "--http",
+        "off",
+        "--history",
+        "off",
+    ]
     began = time.perf_counter()
     with subprocess.Popen(
         [*command, "--arena", ARENA, "--log-level", "error"], stdout=subprocess.PIPE, text=True

@@ -154,7 +154,8 @@ class _Teller(_Silent):
 def _run(store: ExpertStore, request: DemoRequest, arena: str, teller: _Silent) -> DemoAnswer:
     """One daemon, one node, one answer."""
     with Console(stderr=True).status("starting daemon and node (the first run compiles the kernels)") as status:
-        daemon = PrivateDaemon(store.path, "--arena", arena, "--http", "off", "--log-level", "warning")
+        quiet = ("--http", "off", "--log-level", "warning", "--history", "off")
+        daemon = PrivateDaemon(store.path, "--arena", arena, *quiet)
         try:
             arena_bytes = int(daemon_stats(daemon)["arena"]["bytes"])
 

@@ -170,7 +170,7 @@ class _Turns:
         return request
 
 
-_QUIET: Final = ("--http", "off", "--log-level", "error")
+_QUIET: Final = ("--http", "off", "--log-level", "error", "--history", "off")
 
 
 def _patiently(call: Callable[[], _Result]) -> _Result:

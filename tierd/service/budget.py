@@ -17,6 +17,7 @@ from tierd.sizes import format_bytes, parse_share
 
 __all__ = [
     "AUTO",
+    "TRANSFERS",
     "Budget",
     "BudgetItem",
     "DaemonFacts",
@@ -36,6 +37,8 @@ _BLOCK_BYTES_PER_EXPERT: Final = 13
 """Two counters, a step and an expectation in a session block."""
 _BYTES_PER_SESSION: Final = 256 << 10
 """gRPC's buffers and what is unsent of a session's answers."""
+TRANSFERS: Final = 4
+"""Records as bytes for nodes without shared memory; more callers wait (`tierd.service.store_service`)."""
 _SLACK_BYTES: Final = 16 << 20
 """Fragments of the allocator, metrics, and what was forgotten."""
 
@@ -111,6 +114,7 @@ def fixed_items(facts: DaemonFacts) -> tuple[BudgetItem, ...]:
             f"{facts.max_sessions} sessions: blocks and buffers", facts.max_sessions * (pages + _BYTES_PER_SESSION)
         ),
         BudgetItem(f"{facts.spares} spare slots for second reads", facts.spares * facts.slot_bytes),
+        BudgetItem(f"{TRANSFERS} records on their way to far nodes", TRANSFERS * facts.slot_bytes),
         BudgetItem("slack", _SLACK_BYTES + (2 << 20)),  # and the arena's last extent, which may be half empty
     )
 

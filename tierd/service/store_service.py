@@ -13,6 +13,7 @@ from tierd.api import store_pb2 as pb
 from tierd.api import store_pb2_grpc
 from tierd.errors import DeadlineExceeded, LimitExceeded, TierdError
 from tierd.rpc import CHUNK_BYTES, PROTOCOL, begin, status_of
+from tierd.service.budget import TRANSFERS
 from tierd.service.record_reader import RecordReader
 from tierd.store.store import ExpertStore
 
@@ -20,7 +21,6 @@ __all__ = ["StoreService"]
 
 _MAX_NAMES = 65536
 _MAX_DEADLINE_SECONDS = 600.0
-_TRANSFERS = 4
 # A client that takes nothing for so long gives its place to the next.
 _STALL_SECONDS = 10.0
 
@@ -49,7 +49,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         self._default_deadline = default_deadline
         self._stall_seconds = stall_seconds
         # So many files, tensors or records in memory at a time, whatever clients ask for together.
-        self._transfers = asyncio.Semaphore(_TRANSFERS)
+        self._transfers = asyncio.Semaphore(TRANSFERS)
 
     async def Describe(  # noqa: N802, the name is the contract's
         self, request: pb.DescribeRequest, context: _Context
