@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
-from daemons import command
+import typer
+from daemons import command, on_loop
 from sessions import RawSession
+from typer.testing import CliRunner
 
+from tierd.addresses import Address
+from tierd.client.daemon_mirrors import add_mirror, remove_mirror
+from tierd.commands import mirror as mirror_commands
+from tierd.errors import DaemonUnavailable, LimitExceeded, UsageError
 from tierd.store.synthetic import make_store
 
 LAYERS, EXPERTS = 3, 8
@@ -61,25 +68,39 @@ def test_a_daemon_takes_up_a_mirror_reads_from_it_and_lets_it_go(serve, store, m
     assert list(drives(daemon)) == ["nvme"]
 
 
-def test_refusals_come_from_the_daemon_as_clear_errors(serve, store, tmp_path):
+def test_refusals_of_the_daemon_say_why(serve, store, tmp_path):
     daemon = serve(store.path)
     (tmp_path / "empty").mkdir()
     shutil.copytree(make_store(tmp_path / "o", layers=1, experts=2, top_k=1).path, tmp_path / "other")
-    for arguments, words in [
-        (("add", daemon.name, tmp_path / "empty"), "holds no copy of a shard"),
-        (("add", daemon.name, tmp_path / "other"), "is of another store"),
-        (("add", daemon.name, f"{tmp_path / 'empty'}=0"), "weight must be a positive number"),
-        (("add", "127.0.0.1:1", tmp_path / "empty"), "over a Unix socket only"),
-        (("remove", daemon.name, "nvme"), "there is no mirror nvme"),
-        (("remove", daemon.name, "mirror7"), "there is no mirror mirror7"),
+    for call, words in [
+        (add_mirror(daemon.address, tmp_path / "empty", 1.0), "holds no copy of a shard"),
+        (add_mirror(daemon.address, tmp_path / "other", 1.0), "is of another store"),
+        (add_mirror(daemon.address, Path("relative"), 1.0), "give the whole path"),
+        (remove_mirror(daemon.address, "nvme"), "there is no mirror nvme"),
+        (remove_mirror(daemon.address, "mirror7"), "there is no mirror mirror7"),
     ]:
-        done = command("tierd", "mirror", *arguments)
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr
-        assert "Traceback" not in done.stderr
+        with pytest.raises(LimitExceeded, match=words) as caught:
+            on_loop(call)
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("add", "unix:/x", "/m=0"), "weight must be a positive number"),
+        (("add", "127.0.0.1:1", "/m"), "over a Unix socket only"),
+        (("remove", "127.0.0.1:1", "/m"), "over a Unix socket only"),
+        (("add", "nonsense", "/m"), "neither unix:PATH nor HOST:PORT"),
+    ],
+)
+def test_wrong_use_is_refused_before_anybody_is_asked(arguments, words):
+    app = typer.Typer()
+    mirror_commands.register(app)
+    result = CliRunner().invoke(app, ["mirror", *arguments])
+    assert isinstance(result.exception, UsageError)
+    assert words in str(result.exception)
 
 
 def test_a_daemon_that_is_not_there_is_said_to_be_not_there(tmp_path):
-    done = command("tierd", "mirror", "add", f"unix:{tmp_path}/none.sock", tmp_path)
-    assert done.returncode == 1
-    assert f"no answer from unix:{tmp_path}/none.sock" in done.stderr
+    with pytest.raises(DaemonUnavailable, match=f"no answer from unix:{tmp_path}/none.sock"):
+        on_loop(add_mirror(Address(path=tmp_path / "none.sock"), tmp_path, 1.0))
