@@ -14,22 +14,24 @@ How a request goes:
 4. As reads land, their experts are published, granted to every session that waits for them, and answered.
 
 Residents that a session reads without asking are counted by the session, in memory that it shares; see `UnaskedUses`.
-While nobody waits, experts that were likely used before may be read into free slots; see `BackgroundReads`.
+While nobody waits, experts that were hinted or likely used before are read; see `ReadingAhead`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from tierd.background import BackgroundReads
 from tierd.broker_records import Acquire, Reading, Resident, Session, check_request
 from tierd.clock import Clock
 from tierd.devices.device import Device
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
 from tierd.interfaces import Catalogue, ResidentMemory, SessionMemory
 from tierd.policy.policy import EvictionPolicy
+from tierd.prefetch.hint import Hint
+from tierd.prefetch.hint_book import HintBook
+from tierd.reading_ahead import PrefetchOptions, ReadingAhead
 from tierd.requests import (
     AcquireRequest,
     BrokerStats,
@@ -61,28 +63,42 @@ class Broker:
         max_experts_per_acquire: int,
         sessions: SessionMemory | None = None,
         on_wait: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None,
+        prefetch: PrefetchOptions | None = None,
     ) -> None:
         if not 1 <= max_experts_per_acquire <= memory.slots:
             raise LimitExceeded(
                 f"an acquire may name 1 to {memory.slots} experts (the arena's slots), not {max_experts_per_acquire}"
             )
         self._stats = BrokerStats()
-        self.max_experts_per_acquire = max_experts_per_acquire
         self._catalogue = catalogue
         self._memory = memory
         self._policy = policy
         self._device = device
         self._clock = clock
         self._on_wait = on_wait
-        self._unasked = UnaskedUses(
-            sessions or NoSessionMemory(), self._stats, policy, lambda flat: catalogue.record(flat).layer
-        )
         self._sessions: dict[int, Session] = {}
-        self._resident = Residents(memory, policy, catalogue, self._stats, self._unasked.in_use)
         self._reading: dict[int, Reading] = {}
+        book = HintBook()
+        self._stats.prefetch = book.counts
+        self._unasked = UnaskedUses(sessions or NoSessionMemory(), self._stats, policy, catalogue)
+        self._resident = Residents(memory, policy, catalogue, self._stats, self._unasked.in_use, book)
+        self.ahead = ReadingAhead(
+            book,
+            catalogue=catalogue,
+            memory=memory,
+            policy=policy,
+            device=device,
+            clock=clock,
+            residents=self._resident,
+            reading=self._reading,
+            start=self._read,
+            options=prefetch or PrefetchOptions(),
+        )
+        self.background = self.ahead.background
+        self._unasked.used = self.ahead.used
+        self.max_experts_per_acquire = self._resident.most_at_once = max_experts_per_acquire
         self._queue: deque[Acquire] = deque()
         self._clearing = ClearingOut(self._resident, memory, clock, lambda: len(self._reading), self._admit)
-        self.background = BackgroundReads()
 
     def __repr__(self) -> str:
         return (
@@ -105,6 +121,7 @@ class Broker:
         if session is not None:
             self._end_acquire(session, "the session ended", tell=False)
             self._unasked.end(session_id)
+            self.ahead.ended(session_id)
             self._policy.ended(session_id)
             self._admit()
 
@@ -128,7 +145,7 @@ class Broker:
         session.requests += len(wanted)
         acquire.timer = self._clock.call_later(request.deadline, lambda: self._expire(acquire))
         self._queue.append(acquire)
-        self._make_way(wanted)
+        self.ahead.reached(session_id, request.step, request.layer, wanted)
         self._admit()
 
     def release(self, session_id: int, acquire_id: int) -> None:
@@ -145,10 +162,11 @@ class Broker:
             self._refuse_rest(acquire, Reason.CANCELLED, "cancelled by the node", tell=True)
             self._admit()
 
-    def hint(self, layer: int, experts: Sequence[int]) -> None:
-        """Hints cost nothing and change nothing: this broker reads on demand only, and counts what it dropped."""
-        del layer
-        self._stats.hints_dropped += len(experts)
+    def hint(self, session_id: int, hint: Hint) -> None:
+        """A session will probably want these experts soon: never answered, and harmless if wrong."""
+        self._unasked.tell(self._known)
+        self.ahead.hint(self._sessions[session_id].id, hint)
+        self._admit()
 
     # What operators ask.
 
@@ -164,11 +182,8 @@ class Broker:
 
     def pending(self) -> int:
         """Wanted experts not yet answered, repeated ones left out: counted from the live state, not from the sums."""
-        return sum(
-            len(a.wanted) if a.queued else len(a.pending)
-            for s in self._sessions.values()
-            if (a := s.acquire) is not None and not a.request.repeated
-        )
+        acquires = (s.acquire for s in self._sessions.values())
+        return sum(len(a.unanswered) for a in acquires if a is not None and not a.request.repeated)
 
     def grants(self, session_id: int) -> int:
         """Experts that the session holds now."""
@@ -223,7 +238,7 @@ class Broker:
         Returns:
             Sessions that were told more than fits now. They must be ended; their nodes come back.
         """
-        self.max_experts_per_acquire = max_experts_per_acquire
+        self.max_experts_per_acquire = self._resident.most_at_once = max_experts_per_acquire
         self._clearing.begin()
         return [session.id for session in self._sessions.values() if session.most > self._memory.slots]
 
@@ -232,19 +247,8 @@ class Broker:
     def _admit(self) -> None:
         while self._queue and self._fits(self._queue[0]):
             self._start(self._queue.popleft())
-        if self.background and not self._queue:
-            self.background.go_on(self._reading, self._known, self._memory.take, self._read_ahead)
-
-    def _read_ahead(self, flat: int, slot: int) -> None:
-        self._policy.inserted(flat)
-        self._begin_read(flat, Reading(slot, background=True))
-        self._submit(flat)
-
-    def _make_way(self, wanted: Container[int]) -> None:
-        for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
-            del self._reading[flat]
-            self._memory.give_back(slot)
-            self._policy.removed(flat)
+        if not self._queue:
+            self.ahead.go_on()
 
     def _fits(self, acquire: Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
@@ -261,7 +265,7 @@ class Broker:
         for flat, expert in acquire.wanted.items():
             resident = self._resident.get(flat)
             if resident is not None:
-                self._policy.used(flat)
+                self._use(acquire, flat)
                 hits.append(self._grant(acquire, resident, expert, Outcome.HIT))
         starting: list[int] = []
         for flat in acquire.wanted:
@@ -270,19 +274,27 @@ class Broker:
             reading = self._reading.get(flat)
             acquire.pending[flat] = Outcome.JOINED if reading is not None else Outcome.MISS
             if reading is not None:
-                self._policy.used(flat)
+                self._use(acquire, flat)
                 reading.waiters.append(acquire)
             else:
                 starting.append(flat)
         for flat, slot in zip(starting, self._resident.make_room(len(starting)), strict=True):
             self._policy.inserted(flat)
-            self._policy.used(flat)
-            self._begin_read(flat, Reading(slot, [acquire]))
+            self._use(acquire, flat)
+            self._begin_read(flat, Reading(slot, [acquire], begun=self._clock.time()))
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
         for flat in starting:
             self._submit(flat)
         self._settle(acquire)
+
+    def _use(self, acquire: Acquire, flat: int) -> None:
+        self._policy.used(flat)
+        self.ahead.used(acquire.session.id, acquire.request.step, flat)
+
+    def _read(self, flat: int, reading: Reading) -> None:
+        self._begin_read(flat, reading)
+        self._submit(flat)
 
     def _begin_read(self, flat: int, reading: Reading) -> None:
         self._memory.fill(reading.slot, flat)
@@ -300,7 +312,7 @@ class Broker:
             self._policy.expected(session.id, expectation)
         for flat in acquire.used:
             if (resident := self._resident.get(flat)) is not None:
-                self._policy.used(flat)
+                self._use(acquire, flat)
                 self._memory.grant(resident.slot)
                 acquire.granted.append(resident)
 
@@ -312,8 +324,7 @@ class Broker:
     def _landed(self, flat: int, error: DriveError | None, slot: int) -> None:
         """The read of an expert ended, in the slot that it was given or in a spare one."""
         reading = self._reading.pop(flat)
-        if reading.background:
-            self.background.ended(good=error is None)
+        self.ahead.landed(flat, reading, good=error is None)
         if error is not None:
             self._memory.give_back(slot)
             self._policy.removed(flat)
@@ -336,13 +347,7 @@ class Broker:
         waited = self._clock.time() - acquire.asked_at
         self._stats.wait_seconds[outcome] += waited
         self._on_wait(outcome, waited)
-        match outcome:
-            case Outcome.HIT:
-                acquire.counts.hits += 1
-            case Outcome.MISS:
-                acquire.counts.misses += 1
-            case Outcome.JOINED:
-                acquire.counts.joined += 1
+        acquire.counts.granted(outcome)
         return Granted(expert, resident.word, outcome)
 
     def _settle(self, acquire: Acquire) -> None:
@@ -350,14 +355,12 @@ class Broker:
         if not acquire.pending and not acquire.queued and acquire.timer is not None:
             acquire.timer.cancel()
             acquire.timer = None
+            self.ahead.waited(self._clock.time() - acquire.asked_at)
 
     def _refuse(self, acquire: Acquire, flats: Sequence[int], reason: Reason, detail: str, *, tell: bool) -> None:
         for flat in flats:
             acquire.pending.pop(flat, None)
-        if reason is Reason.CANCELLED:
-            acquire.counts.cancelled += len(flats)
-        else:
-            acquire.counts.failed += len(flats)
+        acquire.counts.refused(reason, len(flats))
         self._settle(acquire)
         if tell and flats:
             refused = [Refused(acquire.wanted[flat], reason, detail) for flat in flats]
@@ -365,12 +368,11 @@ class Broker:
 
     def _refuse_rest(self, acquire: Acquire, reason: Reason, detail: str, *, tell: bool) -> None:
         """Everything unanswered is refused; a read that runs goes on, its expert becomes resident for others."""
+        rest = list(acquire.unanswered)
         if acquire.queued:
             self._queue.remove(acquire)
             acquire.queued = False
-            rest = list(acquire.wanted)
         else:
-            rest = list(acquire.pending)
             for flat in rest:
                 self._reading[flat].waiters.remove(acquire)
         self._refuse(acquire, rest, reason, detail, tell=tell)
@@ -386,11 +388,10 @@ class Broker:
 
     def _expire(self, acquire: Acquire) -> None:
         acquire.timer = None
-        missing = len(acquire.wanted) if acquire.queued else len(acquire.pending)
         where = "for room in the arena" if acquire.queued else "for the drive"
         detail = (
-            f"layer {acquire.request.layer}: {missing} experts did not come within {acquire.request.deadline:g} s; "
-            f"the request was waiting {where}"
+            f"layer {acquire.request.layer}: {len(acquire.unanswered)} experts did not come within "
+            f"{acquire.request.deadline:g} s; the request was waiting {where}"
         )
         self._refuse_rest(acquire, Reason.DEADLINE_EXCEEDED, detail, tell=True)
         self._admit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tierd.clock import Timer
@@ -22,11 +23,12 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A read in flight: the slot that the drive was given, who waits, and whether it began with nobody waiting."""
+    """A read in flight: the slot that the drive was given, who waits, whether it is warm-up, and when it began."""
 
     slot: int
     waiters: list[Acquire] = field(default_factory=list)
     background: bool = False
+    begun: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +58,11 @@ class Acquire:
     granted: list[Resident] = field(default_factory=list)
     queued: bool = True
     timer: Timer | None = None
+
+    @property
+    def unanswered(self) -> Collection[int]:
+        """Flat numbers of what is not decided."""
+        return self.wanted if self.queued else self.pending
 
 
 @dataclass(slots=True, eq=False)

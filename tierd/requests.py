@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from tierd.prefetch.counts import PrefetchCounts
+
 __all__ = [
     "AcquireRequest",
     "BrokerStats",
+    "EvictionReason",
     "Granted",
     "Listener",
     "Outcome",
@@ -41,6 +44,14 @@ class Reason(Enum):
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
+
+
+class EvictionReason(Enum):
+    """What an expert's room in RAM was wanted for."""
+
+    DEMAND = "demand"
+    PREFETCH = "prefetch"
+    SHRINK = "shrink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,23 @@ class PhaseCounts:
     cancelled: int = 0
     failed: int = 0
 
+    def granted(self, outcome: Outcome) -> None:
+        """One more expert is readable."""
+        match outcome:
+            case Outcome.HIT:
+                self.hits += 1
+            case Outcome.MISS:
+                self.misses += 1
+            case Outcome.JOINED:
+                self.joined += 1
+
+    def refused(self, reason: Reason, experts: int) -> None:
+        """So many experts will not come."""
+        if reason is Reason.CANCELLED:
+            self.cancelled += experts
+        else:
+            self.failed += experts
+
     @property
     def answered(self) -> int:
         """Requests that are decided."""
@@ -119,17 +147,27 @@ class BrokerStats:
         phases: counts of wanted experts by phase.
         unasked: hits that no message asked for, counted by the sessions; among the requests and hits of the phases.
         repeated: wanted experts that were asked for again; in none of the phase counts.
-        evictions: experts that left RAM for another one.
-        hints_dropped: hinted experts that were not acted on.
+        evicted: experts that left RAM, by what their room was wanted for.
+        prefetch: what became of hinted experts.
         wait_seconds: from being asked for to being granted, summed by outcome.
     """
 
     phases: dict[Phase, PhaseCounts] = field(default_factory=lambda: {phase: PhaseCounts() for phase in Phase})
     unasked: int = 0
     repeated: int = 0
-    evictions: int = 0
-    hints_dropped: int = 0
+    evicted: dict[EvictionReason, int] = field(default_factory=lambda: dict.fromkeys(EvictionReason, 0))
+    prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
     wait_seconds: dict[Outcome, float] = field(default_factory=lambda: dict.fromkeys(Outcome, 0.0))
+
+    @property
+    def evictions(self) -> int:
+        """Experts that left RAM, for whatever reason."""
+        return sum(self.evicted.values())
+
+    @property
+    def hints_dropped(self) -> int:
+        """Hinted experts that were not acted on, for whatever reason."""
+        return self.prefetch.cut + sum(tally.experts for tally in self.prefetch.dropped.values())
 
     def total(self) -> PhaseCounts:
         """The counts of all phases together."""

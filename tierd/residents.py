@@ -8,7 +8,8 @@ from tierd.broker_records import Resident
 from tierd.clock import Clock, Timer
 from tierd.interfaces import Catalogue, ResidentMemory
 from tierd.policy.policy import EvictionPolicy
-from tierd.requests import BrokerStats
+from tierd.prefetch.hint_book import HintBook
+from tierd.requests import BrokerStats, EvictionReason
 
 __all__ = ["ClearingOut", "Residents"]
 
@@ -29,6 +30,10 @@ class Residents:
         stats: where evictions are counted.
         in_use: whether a session uses an expert just now without having asked; another one leaves if there is one,
             since that session would have to throw its work away.
+        book: told of who leaves. Prefetched experts whose layer is still to come leave after all others.
+
+    Attributes:
+        most_at_once: how many experts one request may name.
     """
 
     def __init__(
@@ -38,7 +43,10 @@ class Residents:
         catalogue: Catalogue,
         stats: BrokerStats,
         in_use: Callable[[int], bool],
+        book: HintBook,
     ) -> None:
+        self.most_at_once = 1
+        self._book = book
         self._memory = memory
         self._policy = policy
         self._catalogue = catalogue
@@ -69,6 +77,10 @@ class Residents:
         resident = self._resident.get(flat)
         return resident is not None and not self._memory.grants(resident.slot)
 
+    def idle(self, flat: int) -> bool:
+        """Whether the expert is in RAM, and nobody relies on it, is seen to use it just now, or is about to use it."""
+        return self._in_usable_slot(flat) and not self._in_use(flat) and not self._book.live(flat)
+
     def landed(self, flat: int, slot: int) -> Resident:
         """A read of the expert ended well: publish it."""
         resident = self._resident[flat] = Resident(slot, self._memory.publish(slot))
@@ -83,15 +95,21 @@ class Residents:
             if slot is not None:
                 slots.append(slot)
                 continue
-            victim = self._policy.victim(self._idle)
+            victim = self._policy.victim(self.idle)
             if victim is None:
                 victim = self._policy.victim(self._in_usable_slot)
             if victim is None:
                 raise AssertionError(f"admission promised room that is not there: {self._memory!r}")
-            victims.append(self._evicted(victim).slot)
+            victims.append(self._evicted(victim, EvictionReason.DEMAND).slot)
         if victims:
             self._memory.unpublish(victims)
         return slots + victims
+
+    def vacate(self, flat: int) -> int:
+        """The idle expert leaves for one that is read ahead; returns its slot, free for a read."""
+        slot = self._evicted(flat, EvictionReason.PREFETCH).slot
+        self._memory.unpublish([slot])
+        return slot
 
     def clear_out(self, reading: int, most_bytes: int) -> bool:
         """After the arena became smaller: evict what is too much, and move the others down, hot ones too.
@@ -107,7 +125,7 @@ class Residents:
             victim = self._policy.victim(self.evictable)
             if victim is None:
                 return True
-            self._memory.drop(self._evicted(victim).slot)
+            self._memory.drop(self._evicted(victim, EvictionReason.SHRINK).slot)
         for flat, resident in list(self._resident.items()):
             if self._memory.usable(resident.slot) or self._memory.grants(resident.slot):
                 continue
@@ -121,15 +139,13 @@ class Residents:
             most_bytes -= nbytes
         return True
 
-    def _idle(self, flat: int) -> bool:
-        return self._in_usable_slot(flat) and not self._in_use(flat)
-
     def _in_usable_slot(self, flat: int) -> bool:
         return self.evictable(flat) and self._memory.usable(self._resident[flat].slot)
 
-    def _evicted(self, flat: int) -> Resident:
+    def _evicted(self, flat: int, reason: EvictionReason) -> Resident:
         self._policy.removed(flat)
-        self._stats.evictions += 1
+        self._stats.evicted[reason] += 1
+        self._book.evicted(flat)
         return self._resident.pop(flat)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.arena.session_block import NewUses
-from tierd.interfaces import SessionMemory
+from tierd.interfaces import Catalogue, SessionMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.requests import BrokerStats, Phase
 
@@ -50,16 +50,24 @@ class UnaskedUses:
         memory: where the sessions write.
         stats: the broker's counts.
         policy: the broker's policy.
-        layer_of: model layer of a flat number.
+        catalogue: knows the layer of a flat number.
+
+    Attributes:
+        used: told of every use of an open session as well: session, step, flat number.
     """
 
     def __init__(
-        self, memory: SessionMemory, stats: BrokerStats, policy: EvictionPolicy, layer_of: Callable[[int], int]
+        self,
+        memory: SessionMemory,
+        stats: BrokerStats,
+        policy: EvictionPolicy,
+        catalogue: Catalogue,
     ) -> None:
+        self.used: Callable[[int, int, int], object] = lambda _session, _step, _flat: None
         self._memory = memory
         self._stats = stats
         self._policy = policy
-        self._layer_of = layer_of
+        self._catalogue = catalogue
         self._layers: dict[int, int] = {}
         self._told: dict[int, set[int]] = {}
         self._sums: dict[int, int] = {}
@@ -106,6 +114,8 @@ class UnaskedUses:
                     uses -= 1
                 if not uses or not present(flat):
                     continue
+                if session_id in self._told:
+                    self.used(session_id, step, flat)
                 if place != (here := (step, self._layer(flat), prefill > decode)):
                     place = here
                     self._policy.visit(session_id, here[0], here[1], prefill=here[2])
@@ -129,5 +139,5 @@ class UnaskedUses:
     def _layer(self, flat: int) -> int:
         layer = self._layers.get(flat)
         if layer is None:
-            layer = self._layers[flat] = self._layer_of(flat)
+            layer = self._layers[flat] = self._catalogue.record(flat).layer
         return layer

@@ -13,6 +13,9 @@ from tierd.broker import Broker
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
 from tierd.errors import DriveError
 from tierd.policy.lru import Lru
+from tierd.policy.policy import EvictionPolicy
+from tierd.prefetch.hint import Hint
+from tierd.reading_ahead import PrefetchOptions
 from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Reason, Refused
 
 __all__ = ["BrokerByHand", "HeldDrive", "SessionByHand"]
@@ -33,6 +36,7 @@ class HeldDrive:
         asked: flat numbers of all reads so far, in order.
         held: reads that have not ended, by flat number.
         gone: when set, every read ends in this error before `submit` returns.
+        begins: whether reads begin at once; those that have not begun can be taken back.
     """
 
     def __init__(self, store: VirtualStore) -> None:
@@ -41,6 +45,7 @@ class HeldDrive:
         self.asked: list[int] = []
         self.held: dict[int, _Held] = {}
         self.gone: DriveError | None = None
+        self.begins = True
         self._store = store
 
     def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
@@ -52,9 +57,12 @@ class HeldDrive:
             self.fail(read.expert, self.gone)
 
     def withdraw(self, slot: int) -> bool:
-        """See `Device.withdraw`: every read has begun."""
-        del slot
-        return False
+        """See `Device.withdraw`."""
+        flat = next((flat for flat, held in self.held.items() if held.slot == slot), None)
+        if self.begins or flat is None:
+            return False
+        del self.held[flat]
+        return True
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -120,6 +128,12 @@ class SessionByHand:
             raise
         return self.acquires
 
+    def hint(
+        self, *experts: int, layer: int = 1, step: int = 0, probabilities: tuple[float, ...] = (), lead: float = 0.0
+    ) -> None:
+        """Say what will probably be wanted."""
+        self._broker.hint(self.id, Hint(step, layer, experts, probabilities, lead))
+
     def release(self) -> None:
         """Read no more of what was granted."""
         self._broker.release(self.id, self.acquires)
@@ -136,13 +150,22 @@ class SessionByHand:
 class BrokerByHand:
     """A broker over a store of `layers` x `experts`, with the daemon's arena of `slots`."""
 
-    def __init__(self, *, slots: int, most: int | None = None, layers: int = 2, experts: int = 16) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        most: int | None = None,
+        layers: int = 2,
+        experts: int = 16,
+        policy: EvictionPolicy | None = None,
+        prefetch: PrefetchOptions | None = None,
+    ) -> None:
         self.clock = VirtualClock()
         self.store = VirtualStore(layers, experts)
         self.arena, self.payload, self.table = plain_arena(
             slots=slots, slot_bytes=RECORD_BYTES, experts=len(self.store)
         )
-        self.policy = ObservedPolicy(Lru())
+        self.policy = ObservedPolicy(policy or Lru())
         self.drive = HeldDrive(self.store)
         self.sessions = PlainSessions(len(self.store))
         self.waited: list[tuple[Outcome, float]] = []
@@ -154,6 +177,7 @@ class BrokerByHand:
             clock=self.clock,
             max_experts_per_acquire=slots if most is None else most,
             sessions=self.sessions,
+            prefetch=prefetch,
             on_wait=lambda outcome, seconds: self.waited.append((outcome, seconds)),
         )
         self._sessions = 0

@@ -39,6 +39,7 @@ class PlainTable:
     def __init__(self, entries: int) -> None:
         self.words = [ABSENT] * entries
         self.unpublished = 0
+        self.left: list[int] = []
         self._used: set[int] = set()
 
     def load(self, expert: int) -> int:
@@ -50,7 +51,9 @@ class PlainTable:
         assert word not in self._used, f"the word {word:#x} was used before"
         if word != ABSENT:
             self._used.add(word)
-        self.unpublished += word == ABSENT and self.words[expert] != ABSENT
+        if word == ABSENT and self.words[expert] != ABSENT:
+            self.unpublished += 1
+            self.left.append(expert)
         self.words[expert] = word
 
     def close(self) -> None:
@@ -160,3 +163,7 @@ class ObservedPolicy:
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """Pass on."""
         return self.observed.victim(evictable)
+    def worth(self, expert: int) -> float | None:
+        """Pass on."""
+        return self.observed.worth(expert)
+

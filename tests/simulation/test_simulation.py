@@ -17,6 +17,8 @@ from simulation.reader import UnlockedReader
 from simulation.scenarios import SCENARIOS, Scenario
 from simulation.world import SimulationFailure, World, simulate
 
+from tierd.prefetch.hint import Hint
+
 RUN = Path(__file__).with_name("run.py")
 SEEDS = 340
 BLOCKS = 4
@@ -126,7 +128,7 @@ def test_a_world_takes_any_actor_and_more_nodes_while_it_runs() -> None:
 
         def start(self) -> None:
             self.world.clock.call_later(1.0, self.come)
-            self.world.broker.hint(0, [1, 2])
+            self.world.broker.hint(1, Hint(0, 0, (9, 10)))
 
         def come(self) -> None:
             self.world.add_node(NodeHabits(steps=3))
@@ -137,7 +139,7 @@ def test_a_world_takes_any_actor_and_more_nodes_while_it_runs() -> None:
     world.run()
     assert [actor.id for actor in world.actors if isinstance(actor, Node)] == [1, 2]
     assert world.broker.stats.total().requests == 2 * (1 + 3)
-    assert world.broker.stats.hints_dropped == 2
+    assert world.broker.stats.prefetch.cut == 2
 
 
 def test_scenarios_vary_with_their_seed() -> None:

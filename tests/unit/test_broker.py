@@ -234,12 +234,6 @@ def test_an_acquire_may_name_no_more_experts_than_the_arena_holds(most):
         BrokerByHand(slots=4, most=most)
 
 
-def test_hints_are_counted_and_change_nothing(hand):
-    hand.broker.hint(0, [1, 2, 3])
-    assert hand.broker.stats.hints_dropped == 3
-    assert hand.drive.asked == []
-
-
 def test_the_broker_describes_itself(hand):
     session = hand.session()
     session.ask(1, 2)

@@ -69,6 +69,10 @@ class DecayedFrequency(ResidentPolicy[None]):
         """The expert of the lowest keep-value; among equals the one whose value was set the longest ago."""
         return self._heap.lowest(evictable)
 
+    def worth(self, expert: int) -> float:
+        """Uses per step: the rate at which steady uses would have the same keep-value."""
+        return float(2 ** (self._keep_value(expert) - self._now) * (1 - 2 ** (-1 / self.half_life)))
+
     def _keep_value(self, expert: int) -> float:
         return self._weights.get(expert, float("-inf"))
 

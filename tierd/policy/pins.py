@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,10 @@ class PinnedPolicy:
         else:
             self._policy.removed(expert)
         self._resident.discard(expert)
+
+    def worth(self, expert: int) -> float | None:
+        """More than any guess for a pinned expert; else the other policy's answer."""
+        return inf if expert in self._pinned else self._policy.worth(expert)
 
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """The other policy's victim; a pinned expert only if there is none."""

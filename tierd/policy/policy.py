@@ -54,5 +54,11 @@ class EvictionPolicy(Protocol):
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """The resident expert of lowest keep-value among those that `evictable` accepts; None if there is none."""
 
+    def worth(self, expert: int) -> float | None:
+        """Uses that are to be expected of `expert`, resident or not, per step; None if this policy does not know.
+
+        It is what a prefetch is measured against: a guess takes the slot of an expert that is worth less only.
+        """
+
     def __len__(self) -> int:
         """How many experts are resident."""

@@ -61,6 +61,11 @@ class ResidentPolicy(ABC, Generic[T]):
             raise UsageError(f"expert {expert} is not resident and cannot be removed")
         self._leave(expert, self._resident.pop(expert))
 
+    def worth(self, expert: int) -> float | None:
+        """This policy has an order, and no measure that could be compared with a probability."""
+        del expert
+        return None
+
     @abstractmethod
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """The expert that would leave first among those that `evictable` accepts; it stays until `removed`."""

@@ -129,6 +129,10 @@ class RecordedPolicy:
         """Pass on."""
         self._policy.removed(expert)
 
+    def worth(self, expert: int) -> float | None:
+        """Pass on."""
+        return self._policy.worth(expert)
+
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """Pass on."""
         return self._policy.victim(evictable)

@@ -14,6 +14,7 @@ from tierd.api import session_pb2 as pb
 from tierd.api import session_pb2_grpc
 from tierd.broker import Broker
 from tierd.errors import DaemonUnavailable, LimitExceeded, SessionRefused, TierdError
+from tierd.prefetch.hint import Hint
 from tierd.requests import AcquireRequest, Outcome, Phase
 from tierd.rpc import MAX_NAME_LENGTH, PROTOCOL, begin, status_of
 from tierd.service.session import Session
@@ -39,6 +40,16 @@ def _ended(message: object) -> bool:
 
 
 class Attacher(Protocol):
+def _hint(hint: pb.Hint) -> Hint:
+    return Hint(
+        step=hint.step,
+        layer=hint.layer,
+        experts=tuple(hint.experts[:_MAX_HINTED]),
+        probabilities=tuple(hint.probabilities[:_MAX_HINTED]),
+        lead=hint.lead_us / 1e6,
+    )
+
+
     """Hands over the arena's descriptors, outside gRPC."""
 
     path: str
@@ -202,7 +213,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 self._broker.cancel(session.id, message.cancel.acquire_id)
             case "hint":
                 # An absurd hint is cut to size and costs nothing: hints never end a session.
-                self._broker.hint(message.hint.layer, message.hint.experts[:_MAX_HINTED])
+                self._watch.hinted(session.id, message.hint.layer, len(message.hint.experts))
+                self._broker.hint(session.id, _hint(message.hint))
             case other:
                 raise SessionRefused(f"a session cannot take the message {other!r} now")
 

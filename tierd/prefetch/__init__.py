@@ -1,0 +1,1 @@
+"""Reading experts before anybody asks: hints, their order, what became of them, and when to stop."""

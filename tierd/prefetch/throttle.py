@@ -1,0 +1,111 @@
+"""Does speculation pay? Short windows with more and with less of it, turn about; what costs less per token stays.
+
+Pure: it is told what each token cost and says which level holds now. The daemon counts the seconds that requests
+waited, a node the seconds that its steps took.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["LEAST_PROBABILITY", "Throttle"]
+
+LEAST_PROBABILITY: Final = (2.0, 0.6, 0.3, 0.1)
+"""By level: probability that a guess must have; nothing has that of level 0."""
+
+_WINDOW: Final = 8
+"""Tokens of a window: the load of a drive hardly changes within so few."""
+_PAIRS: Final = 4
+_REST: Final = 8
+_LONGEST_REST: Final = 128
+_BETTER: Final = 0.02
+"""More speculation must save this share of the cost, or less of it may cost half of this, before the level moves."""
+_TRIMMED: Final = 0.1
+
+
+class Throttle:
+    """A level between 0, off, and the last of `LEAST_PROBABILITY`.
+
+    After a rest, another level is tried in turn with the present one, `_PAIRS` windows of each: the next lower one,
+    the next higher one, or off, one after the other. If the trial changes nothing the next rest is twice as long.
+    Where both cost the same, less speculation wins: it reads less.
+
+    Args:
+        level: to begin with; the highest if None.
+
+    Attributes:
+        base: the level between trials.
+    """
+
+    def __init__(self, level: int | None = None) -> None:
+        self.base = len(LEAST_PROBABILITY) - 1 if level is None else level
+        self._trial: int | None = None
+        self._turns = 0  # trials begun so far
+        self._tokens = 0  # of this window
+        self._windows = 0  # of this rest or trial
+        self._rest = 1
+        self._costs: dict[bool, list[float]] = {False: [], True: []}
+
+    def __repr__(self) -> str:
+        return f"<Throttle level {self.level}, base {self.base}>"
+
+    @property
+    def level(self) -> int:
+        """The level that holds now."""
+        return self._trial if self._trial is not None and self._trying else self.base
+
+    @property
+    def least(self) -> float:
+        """Probability that a guess must have now."""
+        return LEAST_PROBABILITY[self.level]
+
+    def token(self, cost: float) -> None:
+        """A token is done; it cost so many seconds."""
+        if self._trial is not None and self._tokens:
+            # The first token of a window still feels the level before.
+            self._costs[self._trying].append(cost)
+        self._tokens += 1
+        if self._tokens < _WINDOW:
+            return
+        self._tokens = 0
+        self._windows += 1
+        if self._trial is None and self._windows >= self._rest:
+            self._begin()
+        elif self._trial is not None and self._windows >= 2 * _PAIRS:
+            self._decide()
+
+    def disturbed(self) -> None:
+        """Sessions came or went: what was measured so far compares nothing."""
+        self._costs = {False: [], True: []}
+        self._tokens = self._windows = 0
+        self._rest = min(self._rest, _REST)
+
+    @property
+    def _trying(self) -> bool:
+        return self._windows % 2 == 1
+
+    def _begin(self) -> None:
+        top = len(LEAST_PROBABILITY) - 1
+        others = [level for level in (self.base - 1, self.base + 1, 0 if self.base else top) if 0 <= level <= top]
+        self._trial = others[self._turns % len(others)]
+        self._turns += 1
+        self._windows = 0
+        self._costs = {False: [], True: []}
+
+    def _decide(self) -> None:
+        base, trial = (_trimmed_mean(self._costs[trying]) for trying in (False, True))
+        assert self._trial is not None
+        more = self._trial > self.base
+        moves = trial < base * (1 - _BETTER) if more else trial <= base * (1 + _BETTER / 2)
+        if moves:
+            self.base = self._trial
+        self._rest = _REST if moves else min(max(_REST, 2 * self._rest), _LONGEST_REST)
+        self._trial = None
+        self._windows = 0
+
+
+def _trimmed_mean(costs: list[float]) -> float:
+    """Mean without the highest and lowest tenth: one stall of a drive must not decide."""
+    cut = int(len(costs) * _TRIMMED)
+    kept = sorted(costs)[cut : len(costs) - cut]
+    return sum(kept) / len(kept)

@@ -1,0 +1,254 @@
+"""Reads that nobody waits for: hinted experts first, then those that were likely used before.
+
+Nothing here delays a request. Such a read begins only while no request waits for room or for a drive, it leaves room
+for a whole request beside it, and it is taken back when somebody asks, as long as no drive has begun it. A hinted
+expert takes a free slot, or that of an expert which is worth less than it and was not used in this step or the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tierd.background import BackgroundReads
+from tierd.broker_records import Reading
+from tierd.clock import Clock
+from tierd.devices.device import Device
+from tierd.errors import LimitExceeded
+from tierd.interfaces import Catalogue, ResidentMemory
+from tierd.policy.policy import EvictionPolicy
+from tierd.prefetch.counts import DropReason
+from tierd.prefetch.hint import Hint, likeliest
+from tierd.prefetch.hint_book import HintBook, Hinted
+from tierd.prefetch.step_uses import StepUses
+from tierd.prefetch.throttle import Throttle
+from tierd.residents import Residents
+
+__all__ = ["PrefetchOptions", "ReadingAhead"]
+
+_UNUSED_SHARE: Final = 10
+"""One slot in so many may hold a prefetched expert that nobody has used yet."""
+_UNKNOWN_WORTH: Final = 0.5
+"""Of a resident where the policy has no measure: a guess must be likelier right than wrong to take its slot."""
+_SMOOTHING: Final = 0.125
+_MOST_TOKENS_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchOptions:
+    """Limits of prefetch.
+
+    Attributes:
+        depth: tells how many reads in flight keep all drives busy now.
+        most_per_hint: experts of a hint that are taken up, the likeliest ones.
+        throttle: learns how likely a guess must be; None takes every guess.
+    """
+
+    depth: Callable[[], int] = lambda: 4
+    most_per_hint: int = 16
+    throttle: Throttle | None = None
+
+
+class ReadingAhead:
+    """Turns hints and warm-up into reads at the right moments.
+
+    Args:
+        book: for the hinted experts.
+        catalogue: sizes of records.
+        memory: the arena.
+        policy: what residents are worth.
+        device: takes reads back.
+        clock: tells the time.
+        residents: who is in RAM.
+        reading: all reads in flight, the broker's own table.
+        start: begins the read of an expert into a slot.
+        options: limits of prefetch.
+
+    Attributes:
+        background: what is read while not even a hint wants anything.
+        book: as given.
+        uses: who was used in this step or the last.
+        throttle: see `PrefetchOptions`.
+    """
+
+    def __init__(
+        self,
+        book: HintBook,
+        *,
+        catalogue: Catalogue,
+        memory: ResidentMemory,
+        policy: EvictionPolicy,
+        device: Device,
+        clock: Clock,
+        residents: Residents,
+        reading: dict[int, Reading],
+        start: Callable[[int, Reading], None],
+        options: PrefetchOptions,
+    ) -> None:
+        self.background = BackgroundReads()
+        self.book = book
+        self.uses = StepUses()
+        self.throttle = options.throttle
+        self._catalogue = catalogue
+        self._memory = memory
+        self._policy = policy
+        self._device = device
+        self._clock = clock
+        self._residents = residents
+        self._reading = reading
+        self._start = start
+        self._options = options
+        self._read_seconds = 0.0
+        self._waited = 0.0
+        self._steps: dict[int, int] = {}
+
+    # What sessions bring about.
+
+    def hint(self, session: int, hint: Hint) -> None:
+        """Take a hint up, as far as it makes sense."""
+        counts = self.book.counts
+        counts.hinted += len(hint.experts)
+        offers = []
+        for expert, probability in likeliest(hint.experts, hint.probabilities, self._options.most_per_hint):
+            try:
+                flat = self._catalogue.flat(hint.layer, expert)
+            except LimitExceeded:
+                continue
+            offers.append((flat, self._catalogue.record(flat).nbytes, probability))
+        counts.cut += len(hint.experts) - len(offers)
+        now = self._clock.time()
+        least = self.throttle.least if self.throttle is not None else 0.0
+        unwanted = self.book.hint(
+            session, hint.step, hint.layer, offers, due=hint.due(now), known=self._known, least=least
+        )
+        self._take_back(unwanted)
+
+    def reached(self, session: int, step: int, layer: int, wanted: Collection[int]) -> None:
+        """The session asks for these experts of that layer: reads ahead make way, and guesses are settled."""
+        self._count_tokens(session, step)
+        self._take_back(self.book.reached(session, step, layer, wanted))
+        self._take_back(flat for flat in list(self.book.reading) if flat not in wanted)
+        for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
+            self._undo(flat, slot)
+
+    def used(self, session: int, step: int, flat: int) -> None:
+        """The session uses the expert, or waits for it."""
+        self.uses.used(session, step, flat)
+        self.book.used(flat)
+
+    def ended(self, session: int) -> None:
+        """The session is over."""
+        self.uses.ended(session)
+        self._take_back(self.book.ended(session))
+        if self._steps.pop(session, None) is not None and self.throttle is not None:
+            self.throttle.disturbed()
+
+    def waited(self, seconds: float) -> None:
+        """A request has been answered; it waited so long for a drive."""
+        self._waited += seconds
+
+    # What drives bring about.
+
+    def landed(self, flat: int, reading: Reading, *, good: bool) -> None:
+        """A read of the expert has ended."""
+        if good:
+            seconds = self._clock.time() - reading.begun
+            smoothing = _SMOOTHING if self._read_seconds else 1.0
+            self._read_seconds += smoothing * (seconds - self._read_seconds)
+            self.book.arrived(flat)
+        else:
+            self.book.failed(flat)
+        if reading.background:
+            self.background.ended(good=good)
+
+    # Beginning reads.
+
+    def go_on(self) -> None:
+        """Begin what may begin now. Called while no request waits for room."""
+        self._read_hinted()
+        if self.background and not self.book.waiting:
+            self.background.go_on(self._reading, self._known, self._memory.take, self._read_in_background)
+
+    def _read_hinted(self) -> None:
+        while self.book.waiting and self._quiet():
+            entry = self.book.best(self._clock.time(), self._read_seconds)
+            if entry is None:
+                return
+            if self._known(entry.flat):
+                # It came another way meanwhile.
+                self.book.drop(entry.flat, DropReason.OVERTAKEN)
+                continue
+            slot = self._slot_for(entry)
+            if slot is None:
+                self.book.drop(entry.flat, DropReason.NO_ROOM)
+                continue
+            self.book.begun(entry.flat)
+            self._policy.inserted(entry.flat)
+            self._start(entry.flat, Reading(slot, begun=self._clock.time()))
+
+    def _quiet(self) -> bool:
+        """Whether another read would disturb nobody: no request waits for a drive, and the next one finds room."""
+        reading, memory = self._reading, self._memory
+        most = max(1, memory.slots // _UNUSED_SHARE)
+        return (
+            len(reading) < self._options.depth()
+            and len(self.book.reading) < most
+            and memory.granted + len(reading) + 1 + self._residents.most_at_once <= memory.slots
+            and not any(r.waiters for r in reading.values())
+        )
+
+    def _slot_for(self, entry: Hinted) -> int | None:
+        """A free slot, or that of the policy's victim where it is worth less than the guess."""
+        full = self.book.unused >= max(1, self._memory.slots // _UNUSED_SHARE)
+        if not full and (slot := self._memory.take()) is not None:
+            return slot
+        victim = self._policy.victim(self._replaceable if full else self._spare)
+        if victim is None:
+            return None
+        own = self._policy.worth(entry.flat)
+        gain = max(own or 0.0, entry.gain(self._clock.time(), self._read_seconds))
+        worth = self._policy.worth(victim)
+        if gain <= (_UNKNOWN_WORTH if worth is None else worth):
+            return None
+        return self._residents.vacate(victim)
+
+    def _spare(self, flat: int) -> bool:
+        return self._residents.idle(flat) and not self.uses.recent(flat)
+
+    def _replaceable(self, flat: int) -> bool:
+        """A prefetched expert whose layer has passed without a use."""
+        return flat in self.book.landed and self._spare(flat)
+
+    def _read_in_background(self, flat: int, slot: int) -> None:
+        self._policy.inserted(flat)
+        self._start(flat, Reading(slot, background=True, begun=self._clock.time()))
+
+    def _take_back(self, flats: Iterable[int]) -> None:
+        for flat in flats:
+            slot = self._reading[flat].slot
+            if self._device.withdraw(slot):
+                self._undo(flat, slot)
+                self.book.back(flat)
+
+    def _undo(self, flat: int, slot: int) -> None:
+        del self._reading[flat]
+        self._memory.give_back(slot)
+        self._policy.removed(flat)
+
+    def _known(self, flat: int) -> bool:
+        return flat in self._residents or flat in self._reading
+
+    def _count_tokens(self, session: int, step: int) -> None:
+        """What requests have waited since the last token of any session is what the tokens since then cost."""
+        before = self._steps.get(session)
+        self._steps[session] = step
+        if self.throttle is None:
+            return
+        if before is None:
+            self.throttle.disturbed()
+        elif step > before:
+            tokens = min(step - before, _MOST_TOKENS_AT_ONCE)
+            for _ in range(tokens):
+                self.throttle.token(self._waited / tokens)
+            self._waited = 0.0
