@@ -41,7 +41,8 @@ def _root(
 
 def build_app() -> typer.Typer:
     """The command line with all commands; imports the kernels, which takes about a second."""
-    from compute_node.commands import bench, chat, check_oracle, generate  # noqa: PLC0415 - see above; --version need not wait
+    # See above; --version need not wait.
+    from compute_node.commands import bench, chat, check_oracle, evaluate, generate  # noqa: PLC0415
 
     app = typer.Typer(
         name="compute-node",
@@ -51,7 +52,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (generate, chat, check_oracle, bench):
+    for command in (generate, chat, check_oracle, evaluate, bench):
         command.register(app)
     return app
 
