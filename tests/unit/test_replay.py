@@ -230,3 +230,16 @@ def test_a_chart_without_matplotlib_says_what_to_install(monkeypatch, tmp_path):
 def test_a_chart_that_cannot_be_written_is_named(tmp_path):
     message = run(HELD, "--tokens", 8, "--policy", "lru", "--jobs", 1, "--plot", tmp_path / "no" / "a.png", code=2)
     assert "cannot be written" in message
+
+
+def test_on_real_routing_the_default_beats_decayed_frequency_and_that_beats_lru(held):
+    history = load_trace(TRACES / "train.npz").head(3072)
+    names = ["lru", "decayed-frequency", DEFAULT_POLICY]
+    scores = compete(held.head(1024), names, [10, 50], history=history, jobs=1)
+    for percent in (10, 50):
+        lru, frequency, default = (
+            next(score.total.hit_rate for score in scores if (score.policy, score.percent) == (name, percent))
+            for name in names
+        )
+        assert default > frequency + 0.005
+        assert frequency > lru + 0.02
