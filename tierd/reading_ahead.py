@@ -22,7 +22,7 @@ from tierd.prefetch.counts import DropReason
 from tierd.prefetch.hint import Hint, likeliest
 from tierd.prefetch.hint_book import HintBook, Hinted
 from tierd.prefetch.step_uses import StepUses
-from tierd.prefetch.throttle import Throttle
+from tierd.prefetch.throttle import LEAST_PROBABILITY, Throttle
 from tierd.residents import Residents
 
 __all__ = ["PrefetchOptions", "ReadingAhead"]
@@ -102,6 +102,11 @@ class ReadingAhead:
         self._read_seconds = 0.0
         self._waited = 0.0
         self._steps: dict[int, int] = {}
+
+    @property
+    def level(self) -> int:
+        """The throttle's level, 0 for off; the highest one without a throttle."""
+        return self.throttle.level if self.throttle is not None else len(LEAST_PROBABILITY) - 1
 
     # What sessions bring about.
 

@@ -24,6 +24,14 @@ class HistoryMode(StrEnum):
     ON = "on"
 
 
+class PrefetchMode(StrEnum):
+    """What a daemon does with hints."""
+
+    OFF = "off"
+    ON = "on"
+    AUTO = "auto"
+
+
 _FILE_KEY = "_from_file"
 
 
@@ -111,6 +119,9 @@ class ServeSettings(LayeredSettings):
         description="directories with shards that the store's own directory lacks; in the environment with : between",
     )
     fault_plan: Path | None = Field(None, description="file that says which reads to damage on purpose, for tests")
+    prefetch: PrefetchMode = Field(
+        PrefetchMode.AUTO, description="hints of nodes: `off`, `on`, or `auto`, only as far as they shorten waits"
+    )
     history: HistoryMode = Field(
         HistoryMode.ON, description="usage history: `on`, `read` (never written) or `off`; it warms the next start"
     )

@@ -78,3 +78,9 @@ def test_sessions_that_come_and_go_compare_nothing():
         throttle.disturbed()
     assert throttle.base == TOP
     assert repr(throttle) == f"<Throttle level {TOP}, base {TOP}>"
+
+
+def test_a_fixed_level_stays():
+    throttle = Throttle(0, fixed=True)
+    run(throttle, 2000, lambda level: 2.0 - level)
+    assert throttle.level == 0

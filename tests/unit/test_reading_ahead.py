@@ -250,7 +250,7 @@ def test_unasked_uses_of_a_guess_count_as_used(hand):
 
 
 def test_off_drops_every_guess():
-    hand = BrokerByHand(slots=30, most=4, prefetch=PrefetchOptions(throttle=Throttle(0)))
+    hand = BrokerByHand(slots=30, most=4, prefetch=PrefetchOptions(throttle=Throttle(0, fixed=True)))
     hand.session().hint(1, 2)
     assert (hand.drive.asked, counts(hand)) == ([], {"issued": 2, "throttled": 2})
 

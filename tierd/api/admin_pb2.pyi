@@ -44,6 +44,7 @@ class GetStatsResponse(_message.Message):
     DRIVES_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
     boot_id: _builtins.str
     uptime_seconds: _builtins.float
     @_builtins.property
@@ -56,6 +57,8 @@ class GetStatsResponse(_message.Message):
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Session]: ...
     @_builtins.property
     def history(self) -> Global___History: ...
+    @_builtins.property
+    def prefetch(self) -> Global___Prefetch: ...
     def __init__(
         self,
         *,
@@ -66,14 +69,124 @@ class GetStatsResponse(_message.Message):
         drives: _abc.Iterable[Global___Drive] | None = ...,
         sessions: _abc.Iterable[Global___Session] | None = ...,
         history: Global___History | None = ...,
+        prefetch: Global___Prefetch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "history", b"history", "requests", b"requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "history", b"history", "prefetch", b"prefetch", "requests", b"requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "boot_id", b"boot_id", "drives", b"drives", "history", b"history", "requests", b"requests", "sessions", b"sessions", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "boot_id", b"boot_id", "drives", b"drives", "history", b"history", "prefetch", b"prefetch", "requests", b"requests", "sessions", b"sessions", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class Prefetch(_message.Message):
+    """What became of hinted experts. hinted = cut + known + issued; and issued, in experts as in bytes,
+    = used + late + wasted + cancelled + all of dropped + pending.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Tally: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Tally | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    HINTED_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    ISSUED_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    WASTED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    THROTTLE_LEVEL_FIELD_NUMBER: _builtins.int
+    hinted: _builtins.int
+    """Of the experts that hints named: those that made no sense or were too many, and those in RAM or on their way."""
+    cut: _builtins.int
+    known: _builtins.int
+    throttle_level: _builtins.int
+    """0 is off, the highest takes guesses of any use."""
+    @_builtins.property
+    def issued(self) -> Global___Tally: ...
+    @_builtins.property
+    def used(self) -> Global___Tally:
+        """Read and used, asked for while the read ran, read and gone again without a use, taken back before a drive began."""
+
+    @_builtins.property
+    def late(self) -> Global___Tally: ...
+    @_builtins.property
+    def wasted(self) -> Global___Tally: ...
+    @_builtins.property
+    def cancelled(self) -> Global___Tally: ...
+    @_builtins.property
+    def dropped(self) -> _containers.MessageMap[_builtins.str, Global___Tally]:
+        """By reason: expired, deadline, overtaken, no_room, throttled, overflow, failed."""
+
+    @_builtins.property
+    def pending(self) -> Global___Tally: ...
+    def __init__(
+        self,
+        *,
+        hinted: _builtins.int = ...,
+        cut: _builtins.int = ...,
+        known: _builtins.int = ...,
+        issued: Global___Tally | None = ...,
+        used: Global___Tally | None = ...,
+        late: Global___Tally | None = ...,
+        wasted: Global___Tally | None = ...,
+        cancelled: Global___Tally | None = ...,
+        dropped: _abc.Mapping[_builtins.str, Global___Tally] | None = ...,
+        pending: Global___Tally | None = ...,
+        throttle_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "issued", b"issued", "late", b"late", "pending", b"pending", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "cut", b"cut", "dropped", b"dropped", "hinted", b"hinted", "issued", b"issued", "known", b"known", "late", b"late", "pending", b"pending", "throttle_level", b"throttle_level", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefetch: _TypeAlias = Prefetch  # noqa: Y015
+
+@_typing.final
+class Tally(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    experts: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        experts: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "experts", b"experts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tally: _TypeAlias = Tally  # noqa: Y015
 
 @_typing.final
 class Requests(_message.Message):

@@ -70,6 +70,10 @@ def serve(
     fault_plan: Annotated[
         Path | None, typer.Option(help="Damage reads on purpose as this file says. For tests only.")
     ] = None,
+    prefetch: Annotated[
+        str | None,
+        typer.Option(help="Read what nodes hint at: off, on, or auto, as far as it shortens waits. Default: auto."),
+    ] = None,
     history: Annotated[
         str | None,
         typer.Option(help="Usage history, which warms the next start: on, read (never written) or off. Default: on."),
@@ -110,6 +114,7 @@ def serve(
             "arena": arena,
             "ram": ram,
             "arena_dir": arena_dir,
+            "prefetch": prefetch,
             "history": history,
             "state_dir": state_dir,
             "pin": pin,

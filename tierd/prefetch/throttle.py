@@ -32,12 +32,14 @@ class Throttle:
 
     Args:
         level: to begin with; the highest if None.
+        fixed: stay there, whatever it costs.
 
     Attributes:
         base: the level between trials.
     """
 
-    def __init__(self, level: int | None = None) -> None:
+    def __init__(self, level: int | None = None, *, fixed: bool = False) -> None:
+        self._fixed = fixed
         self.base = len(LEAST_PROBABILITY) - 1 if level is None else level
         self._trial: int | None = None
         self._turns = 0  # trials begun so far
@@ -61,6 +63,8 @@ class Throttle:
 
     def token(self, cost: float) -> None:
         """A token is done; it cost so many seconds."""
+        if self._fixed:
+            return
         if self._trial is not None and self._tokens:
             # The first token of a window still feels the level before.
             self._costs[self._trying].append(cost)

@@ -24,7 +24,9 @@ from tierd.observe.http import HttpServer, make_app
 from tierd.observe.metrics import DaemonMetrics
 from tierd.policy.policies import make_policy
 from tierd.policy.waves import wave_size
-from tierd.rpc import server_options
+from tierd.prefetch.throttle import Throttle
+from tierd.reading_ahead import PrefetchOptions
+from tierd.rpc import plain_object, server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
@@ -37,7 +39,7 @@ from tierd.service.scrubbing import Scrubber
 from tierd.service.session_service import SessionService
 from tierd.service.statistics import statistics
 from tierd.service.store_service import StoreService
-from tierd.settings import ServeSettings
+from tierd.settings import PrefetchMode, ServeSettings
 from tierd.store.store import ExpertStore
 
 __all__ = ["RAM_TIER", "Daemon", "Running"]
@@ -53,6 +55,8 @@ _OTHER_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)
+# A router's second choices are often right; beyond twice as many as it chooses, guesses waste more than they find.
+_HINTED_PER_CHOSEN = 2
 class Running:
     """What a started daemon says of itself."""
 
@@ -143,7 +147,8 @@ class Daemon:
             clock=loop,
             max_experts_per_acquire=wave_size(arena.slots, store.geometry.top_k),
             sessions=attacher,
-            on_wait=metrics.waited,
+            prefetch=self._prefetch_options(),
+            on_wait=activity.waited,
         )
         self._remembering.serve(broker)
         await attacher.start()
@@ -277,6 +282,14 @@ class Daemon:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_SECONDS
+    def _prefetch_options(self) -> PrefetchOptions:
+        mode = self._settings.prefetch
+        return PrefetchOptions(
+            depth=lambda: self._drives.depth,
+            most_per_hint=_HINTED_PER_CHOSEN * self._store.geometry.top_k,
+            throttle=Throttle(0 if mode is PrefetchMode.OFF else None, fixed=mode is not PrefetchMode.AUTO),
+        )
+
             await asyncio.sleep(_LAG_SECONDS)
             self._metrics.lagged(max(0.0, loop.time() - due))
 

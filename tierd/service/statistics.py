@@ -8,13 +8,15 @@ from tierd.api import admin_pb2 as pb
 from tierd.arena.arena import Arena
 from tierd.broker import Broker
 from tierd.devices.device import DeviceStats
+from tierd.prefetch.counts import Tally
+from tierd.reading_ahead import ReadingAhead
 from tierd.requests import Outcome
 from tierd.service.drives import DriveInfo, Drives
 from tierd.service.ram import RamKeeper
 from tierd.service.remembering import Remembering
 from tierd.service.session import Session
 
-__all__ = ["drive_statistics", "statistics"]
+__all__ = ["drive_statistics", "prefetch_statistics", "statistics"]
 
 
 def statistics(
@@ -90,6 +92,29 @@ def statistics(
             warm_left=len(broker.background),
             pinned=remembering.pinned,
         ),
+        prefetch=prefetch_statistics(broker.ahead),
+    )
+
+
+def prefetch_statistics(ahead: ReadingAhead) -> pb.Prefetch:
+    """What became of hinted experts."""
+
+    def plain(tally: Tally) -> pb.Tally:
+        return pb.Tally(experts=tally.experts, bytes=tally.bytes)
+
+    counts = ahead.book.counts
+    return pb.Prefetch(
+        hinted=counts.hinted,
+        cut=counts.cut,
+        known=counts.known,
+        issued=plain(counts.issued),
+        used=plain(counts.used),
+        late=plain(counts.late),
+        wasted=plain(counts.wasted),
+        cancelled=plain(counts.cancelled),
+        dropped={reason.value: plain(tally) for reason, tally in counts.dropped.items()},
+        pending=plain(ahead.book.pending()),
+        throttle_level=ahead.level,
     )
 
 
