@@ -58,6 +58,15 @@ def _show(answer: dict[str, Any], address: Address) -> None:
         f"({arena['slots_granted']:,} granted), {arena['slots_filling']:,} filling, {arena['slots_free']:,} free · "
         f"{arena['evictions']:,} evictions",
     )
+    left = f" · {format_bytes(arena['excess_bytes'])} still to be given back" if arena["excess_bytes"] else ""
+    table.add_row("memory", f"{format_bytes(arena['ram_bytes'])} for the daemon{left}")
+    history = answer["history"]
+    if history["path"] or history["pinned"]:
+        table.add_row(
+            "warm start",
+            f"{history['warm_read']:,} of {history['warm_wanted']:,} experts read, {history['warm_left']:,} to go · "
+            f"{history['pinned']:,} pinned · {history['path'] or 'no history'}",
+        )
     for drive in answer["drives"]:
         table.add_row(
             f"drive {drive['name']}",

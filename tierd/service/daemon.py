@@ -26,7 +26,7 @@ from tierd.policy.policies import make_policy
 from tierd.policy.waves import wave_size
 from tierd.prefetch.throttle import Throttle
 from tierd.reading_ahead import PrefetchOptions
-from tierd.rpc import plain_object, server_options
+from tierd.rpc import server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
@@ -148,7 +148,7 @@ class Daemon:
             max_experts_per_acquire=wave_size(arena.slots, store.geometry.top_k),
             sessions=attacher,
             prefetch=self._prefetch_options(),
-            on_wait=activity.waited,
+            on_wait=metrics.waited,
         )
         self._remembering.serve(broker)
         await attacher.start()

@@ -15,7 +15,7 @@ from typing import Final
 
 from tierd.errors import ArenaError
 
-__all__ = ["GroupLimit", "HostMemory", "ReadText", "group_limits", "host_memory", "read_text"]
+__all__ = ["GroupLimit", "HostMemory", "ReadText", "group_limits", "host_memory", "private_bytes", "read_text"]
 
 ReadText = Callable[[str], str | None]
 """Gives the text of a file, or None where it cannot be read."""
@@ -73,10 +73,15 @@ def host_memory(read: ReadText = read_text) -> HostMemory:
     return HostMemory(total, min(available, total))
 
 
+def private_bytes(read: ReadText = read_text) -> int:
+    """Memory that belongs to this process alone; pages of files and shared memory are not in it."""
+    return _table(read("/proc/self/status"), unit=1024).get("RssAnon:", 0)
+
+
 def group_limits(read: ReadText = read_text) -> list[GroupLimit]:
     """Every limit on this process's memory, innermost group first; empty where nothing limits it."""
     mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
-    own = _table(read("/proc/self/status"), unit=1024).get("RssAnon:", 0)
+    own = private_bytes(read)
     found: list[GroupLimit] = []
     for line in (read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")

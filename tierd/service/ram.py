@@ -12,7 +12,7 @@ from tierd.arena.arena import Arena
 from tierd.broker import Broker
 from tierd.policy.waves import wave_size
 from tierd.service.budget import AUTO, Budget, DaemonFacts, RamChoice, choose_ram, fixed_items, plan_budget
-from tierd.service.memory_limits import HostMemory, group_limits, host_memory
+from tierd.service.memory_limits import HostMemory, group_limits, host_memory, private_bytes
 from tierd.settings import ServeSettings
 from tierd.sizes import format_bytes, parse_share
 from tierd.store.store import ExpertStore
@@ -143,10 +143,27 @@ class RamKeeper:
         self._steps = steps
         self._changing = asyncio.Lock()
 
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the daemon now: its private pages, and the arena's blocks."""
+        return private_bytes() + self._arena.used_bytes + self._arena.excess_bytes
+
     async def watch(self) -> None:
-        """Look now and then whether a reader touched memory that was given back, and give it back again."""
+        """Look now and then whether a reader touched memory that was given back, and give it back again.
+
+        A daemon that needs more than its budget says so once: the sum that it was planned by is wrong then.
+        """
+        told = False
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
+            if not told and self.used_bytes > self.size.ram:
+                told = True
+                _log.warning(
+                    "the daemon needs more memory than its budget",
+                    ram=self.size.ram,
+                    used=self.used_bytes,
+                    advice="Give --ram some more, and report what it did.",
+                )
             if self._arena.excess_bytes and not self._changing.locked():
                 async with self._changing:
                     await self._give_back()
