@@ -66,8 +66,27 @@ def check_grants(world: World) -> dict[int, int]:
         for flat, word in granted.items():
             assert world.table.words[flat] == word, f"session {session_id} holds expert {flat}, which left or moved"
             held[flat] = held.get(flat, 0) + 1
-        assert world.broker.grants(session_id) == len(granted), f"session {session_id}: other grants than it was told"
+        used = used_in_place(world, session_id)
+        for flat in used:
+            held[flat] = held.get(flat, 0) + 1
+        grants = world.broker.grants(session_id)
+        assert grants == len(granted) + len(used), f"session {session_id}: other grants than it was told"
     return held
+
+
+def used_in_place(world: World, session_id: int) -> list[int]:
+    """Experts that a session uses without having asked, and that stay since it told so with a request."""
+    acquire = world.broker._sessions[session_id].acquire
+    if acquire is None or acquire.queued:
+        return []
+    used = []
+    for resident in acquire.granted:
+        flat = world.arena._states._experts[resident.slot]
+        assert flat is not None
+        if flat in acquire.used:
+            assert world.table.words[flat] == resident.word, f"session {session_id} uses expert {flat}, which left"
+            used.append(flat)
+    return used
 
 
 def check_slots(world: World) -> SlotCounts:
@@ -133,7 +152,9 @@ def check_waiting(world: World, reading: set[int], held: dict[int, int]) -> None
         assert order == sorted(order), f"the queue is out of order: {order}"
         head = min(queued.values(), key=lambda asked: asked.number)
         busy = reading | set(held)
-        needed = len(busy | set(head.flats.values()))
+        used = next(set(a.used) for a in world.broker._queue if a.request is head.request)
+        here = {flat for flat in used if world.table.words[flat] != ABSENT}
+        needed = len(busy | set(head.flats.values()) | here)
         assert needed > world.arena.slots, f"the head of the queue needs {needed} slots and is not admitted"
 
 
@@ -142,6 +163,7 @@ def check_counts(world: World) -> None:
     stats, ledger = world.broker.stats, world.ledger
     assert stats.phases == ledger.phases, f"the broker counts {stats.phases}, the sessions {ledger.phases}"
     assert stats.repeated == ledger.repeated, "repeated requests are miscounted"
+    assert stats.unasked == ledger.unasked, f"{stats.unasked} unasked uses, the sessions counted {ledger.unasked}"
     pending = sum(len(a.unanswered) for _, a in ledger.open_acquires() if not a.request.repeated)
     assert world.broker.pending() == pending, f"{world.broker.pending()} pending, the sessions say {pending}"
     total = stats.total()
@@ -172,4 +194,5 @@ def check_at_rest(world: World) -> None:
     for drive in world.drives:
         assert drive.stats.in_flight == 0, f"drive {drive.name} has reads in flight"
         assert drive.stats.reads + drive.stats.errors == drive.submitted, f"drive {drive.name} lost a read"
+    assert not world.sessions.used_now, f"marks stay: {world.sessions.used_now}"
     assert not world.device.flying, f"reads of {world.device.flying} never ended"

@@ -41,6 +41,7 @@ class Ledger:
         self.sessions: dict[int, SessionAccount] = {}
         self.phases = {phase: PhaseCounts() for phase in Phase}
         self.repeated = 0
+        self.unasked = 0
         self.asked = 0
 
     def opened(self, session_id: int) -> None:
@@ -58,6 +59,13 @@ class Ledger:
         account.requests += len(request.experts)
         account.ending, account.current = account.current, asked
         return asked
+
+    def used_unasked(self, session_id: int, phase: Phase) -> None:
+        """A session counted the use of a resident that it did not ask for."""
+        self.phases[phase].requests += 1
+        self.phases[phase].hits += 1
+        self.unasked += 1
+        self.sessions[session_id].requests += 1
 
     def asked_for(self, session_id: int) -> None:
         """The request was taken, so the one before has ended, every expert of it decided."""

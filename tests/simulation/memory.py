@@ -86,7 +86,7 @@ class PlainSessions:
         self._counted: dict[int, NDArray[np.uint32]] = {}
         self._taken: dict[int, NDArray[np.uint32]] = {}
         self.expectations: dict[int, NDArray[np.uint8]] = {}
-        self.used_now: set[int] = set()
+        self.used_now: set[tuple[int, int]] = set()
 
     def note_use(self, session_id: int, flat: int, step: int, *, prefill: bool = False) -> None:
         """A session counts one use."""
@@ -116,7 +116,19 @@ class PlainSessions:
 
     def in_use(self, flat: int) -> bool:
         """See `SessionMemory.in_use`."""
-        return flat in self.used_now
+        return any(flat == used for _, used in self.used_now)
+
+    def begin_use(self, session_id: int, flat: int) -> None:
+        """A session is about to use an expert."""
+        self.used_now.add((session_id, flat))
+
+    def end_use(self, session_id: int, flat: int) -> None:
+        """Its use is over."""
+        self.used_now.discard((session_id, flat))
+
+    def end(self, session_id: int) -> None:
+        """The session's process is gone: its block is read a last time, later, and its marks go."""
+        self.used_now = {(session, flat) for session, flat in self.used_now if session != session_id}
 
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """See `SessionMemory.expectation`."""
@@ -163,7 +175,7 @@ class ObservedPolicy:
     def victim(self, evictable: Callable[[int], bool]) -> int | None:
         """Pass on."""
         return self.observed.victim(evictable)
+
     def worth(self, expert: int) -> float | None:
         """Pass on."""
         return self.observed.worth(expert)
-

@@ -8,6 +8,7 @@ from random import Random
 
 from simulation.drive import DriveHabits
 from simulation.node import NodeHabits
+from simulation.unasked_node import UnaskedHabits
 
 from tierd.policy.policies import POLICIES
 
@@ -24,6 +25,7 @@ class Scenario:
         slots: of the arena.
         most: experts that an acquire may name.
         nodes: one entry per node.
+        unasked_nodes: one entry per node that uses residents without a message.
         unlocked_reads: reads without a grant that a reader tries beside the nodes.
         drives: how each drive behaves.
         replicated: the drives hold copies, and a `tierd.devices.replicas.ReplicaSet` stands before them.
@@ -48,6 +50,7 @@ class Scenario:
     shards: int = 1
     must_serve: bool = False
     spares: int = 0
+    unasked_nodes: tuple[UnaskedHabits, ...] = ()
     unlocked_reads: int = 0
     drive_changes: int = 0
     size_changes: int = 0
@@ -246,6 +249,36 @@ def _sizes(rng: Random) -> Scenario:
     )
 
 
+def _unasked(rng: Random) -> Scenario:
+    """Nodes that use residents without a message, beside some that ask for all, in an arena that is too small."""
+    slots = rng.randint(3, 10)
+
+    def node() -> UnaskedHabits:
+        return UnaskedHabits(
+            steps=rng.randint(6, 20),
+            top_k=rng.randint(1, 4),
+            favourites=rng.randint(2, 6),
+            use=rng.choice((1, 8, 32)),
+            marks=rng.random() < 0.7,
+            releases=rng.choice((0, 0.5)),
+            dies=rng.choice((0, 0, 0.1)),
+        )
+
+    asking = NodeHabits(steps=rng.randint(2, 6), top_k=rng.randint(1, 3), favourites=rng.choice((0, 3)))
+    return Scenario(
+        layers=rng.randint(1, 3),
+        experts_per_layer=rng.randint(6, 10),
+        slots=slots,
+        most=rng.randint(max(1, slots // 2), slots),
+        nodes=(asking,) * rng.randint(0, 2),
+        drives=(DriveHabits(workers=rng.randint(1, 4), slowest=rng.choice((2, 16))),),
+        unasked_nodes=tuple(node() for _ in range(rng.randint(1, 3))),
+        spares=rng.randint(0, 2),
+        size_changes=rng.choice((0, 0, 3)),
+        policy=rng.choice(sorted(POLICIES)),
+    )
+
+
 SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "steady": _steady,
     "waves": _waves,
@@ -254,5 +287,6 @@ SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "mirrors": _mirrors,
     "one-sound-drive": _one_sound_drive,
     "sizes": _sizes,
+    "unasked": _unasked,
 }
 """By name; each draws its sizes and habits from the seed."""

@@ -46,7 +46,7 @@ def test_histories_that_nobody_has_seen_keep_every_invariant(scenario: str) -> N
 
 def test_the_histories_reach_what_they_are_meant_to_reach() -> None:
     reached: Counter[str] = Counter()
-    for scenario, seed in islice(histories(), 280):
+    for scenario, seed in islice(histories(), 380):
         world = simulate(scenario, seed)
         total = world.broker.stats.total()
         for name in ("hits", "misses", "joined", "cancelled", "failed"):

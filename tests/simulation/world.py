@@ -11,12 +11,13 @@ from simulation.drive import DriveHabits, ObservedDevice, VirtualDrive
 from simulation.drive_changes import DriveChanges
 from simulation.invariants import check_at_rest, check_invariants
 from simulation.ledger import Ledger
-from simulation.memory import ObservedPolicy, plain_arena
+from simulation.memory import ObservedPolicy, PlainSessions, plain_arena
 from simulation.node import Actor, Node, NodeHabits
 from simulation.reader import UnlockedReader
 from simulation.records import RECORD_BYTES, VirtualStore
 from simulation.scenarios import SCENARIOS, Scenario
 from simulation.size_changes import SizeChanges
+from simulation.unasked_node import UnaskedHabits, UnaskedNode
 from structlog.testing import capture_logs
 
 from tierd.broker import Broker
@@ -53,6 +54,7 @@ class World:
         )
         self.policy = ObservedPolicy(make_policy(scenario.policy))
         self.ledger = Ledger()
+        self.sessions = PlainSessions(len(self.store))
         self.replicated = scenario.replicated
         self.must_serve = scenario.must_serve
         self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
@@ -65,12 +67,15 @@ class World:
             device=self.device,
             clock=self.clock,
             max_experts_per_acquire=min(scenario.most, scenario.slots),
+            sessions=self.sessions,
         )
         self.actors: list[Actor] = []
         self._sessions = 0
         self._running = False
         for habits in scenario.nodes:
             self.add_node(habits)
+        for unasked in scenario.unasked_nodes:
+            self.add_unasked_node(unasked)
         if scenario.unlocked_reads:
             self.add(UnlockedReader(self, scenario.unlocked_reads, self.rng("reader")))
         if scenario.drive_changes and replicas is not None:
@@ -110,6 +115,11 @@ class World:
         """Let another node take part."""
         self._sessions += 1
         self.add(Node(self, self._sessions, habits, self.rng(f"node {self._sessions}")))
+
+    def add_unasked_node(self, habits: UnaskedHabits) -> None:
+        """Let another node take part that uses residents without a message."""
+        self._sessions += 1
+        self.add(UnaskedNode(self, self._sessions, habits, self.rng(f"node {self._sessions}")))
 
     def run(self) -> None:
         """Let everything happen, with all invariants checked after each event, until nothing is left to happen.

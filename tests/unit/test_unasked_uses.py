@@ -150,7 +150,7 @@ def test_residents_in_use_stay_where_they_are_until_the_request_ends(hand):
 def test_another_expert_leaves_than_one_that_is_used_just_now_if_there_is_one(hand):
     hand.make_resident(1, 2, 3, 4)
     session = hand.session()
-    hand.sessions.used_now = {1, 2}
+    hand.sessions.used_now = {(session.id, 1), (session.id, 2)}
     session.ask(5)
     assert hand.resident() == {1, 2, 4}
     hand.drive.land(5)
