@@ -52,11 +52,11 @@ DRIVE_TIER = PRIMARY
 _LAG_SECONDS = 0.5
 # Calls at once beside the sessions' streams; more are refused at the door.
 _OTHER_CALLS = 256
+# A router's second choices are often right; beyond twice as many as it chooses, guesses waste more than they find.
+_HINTED_PER_CHOSEN = 2
 
 
 @dataclass(frozen=True, slots=True)
-# A router's second choices are often right; beyond twice as many as it chooses, guesses waste more than they find.
-_HINTED_PER_CHOSEN = 2
 class Running:
     """What a started daemon says of itself."""
 
@@ -272,6 +272,14 @@ class Daemon:
             remembering=self._remembering,
         )
 
+    def _prefetch_options(self) -> PrefetchOptions:
+        mode = self._settings.prefetch
+        return PrefetchOptions(
+            depth=lambda: self._drives.depth,
+            most_per_hint=_HINTED_PER_CHOSEN * self._store.geometry.top_k,
+            throttle=Throttle(0 if mode is PrefetchMode.OFF else None, fixed=mode is not PrefetchMode.AUTO),
+        )
+
     def _node_died(self, session_id: int) -> None:
         self._sessions.node_died(session_id)
 
@@ -282,14 +290,6 @@ class Daemon:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_SECONDS
-    def _prefetch_options(self) -> PrefetchOptions:
-        mode = self._settings.prefetch
-        return PrefetchOptions(
-            depth=lambda: self._drives.depth,
-            most_per_hint=_HINTED_PER_CHOSEN * self._store.geometry.top_k,
-            throttle=Throttle(0 if mode is PrefetchMode.OFF else None, fixed=mode is not PrefetchMode.AUTO),
-        )
-
             await asyncio.sleep(_LAG_SECONDS)
             self._metrics.lagged(max(0.0, loop.time() - due))
 

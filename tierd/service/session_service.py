@@ -39,7 +39,6 @@ def _ended(message: object) -> bool:
     return message is grpc.aio.EOF
 
 
-class Attacher(Protocol):
 def _hint(hint: pb.Hint) -> Hint:
     return Hint(
         step=hint.step,
@@ -50,6 +49,7 @@ def _hint(hint: pb.Hint) -> Hint:
     )
 
 
+class Attacher(Protocol):
     """Hands over the arena's descriptors, outside gRPC."""
 
     path: str
@@ -213,7 +213,6 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 self._broker.cancel(session.id, message.cancel.acquire_id)
             case "hint":
                 # An absurd hint is cut to size and costs nothing: hints never end a session.
-                self._watch.hinted(session.id, message.hint.layer, len(message.hint.experts))
                 self._broker.hint(session.id, _hint(message.hint))
             case other:
                 raise SessionRefused(f"a session cannot take the message {other!r} now")
