@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from daemons import Daemon, eventually
 from sessions import RawSession
@@ -238,6 +239,22 @@ def test_native_code_reads_by_addresses_alone(whole, reader, pattern_store):
     assert one.source.direct is None
     one.visit(0, [1])
     assert one.source.direct.epoch == access.epoch + 1
+
+
+def test_a_node_that_scribbles_over_its_block_harms_nobody(serve, pattern_store, reader):
+    daemon = serve(pattern_store.path, "--arena", "25%")
+    other, scribbler = reader(daemon), reader(daemon)
+    block = scribbler.source._attached.memory.block
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        for array in (block.step, block.uses, block.last_step, block.expect, block.in_use):
+            array[...] = rng.integers(0, np.iinfo(array.dtype).max, array.shape, array.dtype, endpoint=True)
+        other.visit_all()
+        asked = daemon.stats()["requests"]
+        assert asked["requests"] == asked["hits"] + asked["misses"] + asked["joined"]
+    # The scribbler itself is served, too; only what it counted is nonsense.
+    scribbler.visit_all()
+    assert other.stats.discarded == scribbler.stats.discarded == 0
 
 
 KILLED = """

@@ -48,7 +48,8 @@ def _show(answer: dict[str, Any], address: Address) -> None:
     table.add_row("daemon", f"{address} · up {answer['uptime_seconds']:.0f} s")
     table.add_row(
         "experts",
-        f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({share:.0%}) · {asked['misses']:,} read · "
+        f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({share:.0%}), "
+        f"{asked['unasked']:,} of them without a message · {asked['misses']:,} read · "
         f"{asked['joined']:,} joined · {asked['cancelled']:,} cancelled · {asked['failed']:,} failed · "
         f"{asked['pending']:,} pending",
     )
