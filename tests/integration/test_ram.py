@@ -36,6 +36,18 @@ def store(tmp_path_factory):
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def whole_daemon(serve_module, store):
+    return serve_module(store.path, "--arena", "100%", *FEW)
+
+
+@pytest.fixture
+def whole(whole_daemon):
+    """A daemon that all experts fit, at first."""
+    yield whole_daemon
+    resize(whole_daemon, ALL)
+
+
 class Node:
     """A node of this process that compares every byte."""
 
@@ -124,6 +136,16 @@ def resize(daemon, slots):
     return ram
 
 
+def held(session, layer, experts):
+    """Words of experts that the session holds now."""
+    number = session.acquire(layer, experts)
+    words = []
+    while len(words) < len(experts):
+        notice = session.read().notice
+        words += [ready.word for ready in notice.ready if notice.acquire_id == number]
+    return words
+
+
 def arena_of(daemon, slots):
     arena = daemon.stats()["arena"]
     spares = arena["spare_slots"]
@@ -141,47 +163,45 @@ def private_bytes(daemon):
     return int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) << 10
 
 
-def test_a_daemon_shrinks_and_grows_under_load_and_stays_as_it_was_told(serve, store, node):
-    daemon = serve(store.path, "--arena", "100%", *FEW)
-    nodes = node(daemon), node(daemon)
+def test_a_daemon_shrinks_and_grows_under_load_and_stays_as_it_was_told(whole, node):
+    nodes = node(whole), node(whole)
     with Working(*nodes) as working:
         working.go_on()
-        assert arena_of(daemon, ALL)["slots_ready"] == ALL
+        assert arena_of(whole, ALL)["slots_ready"] == ALL
         for slots in (24, 6, 40, 6):
-            ram = resize(daemon, slots)
+            ram = resize(whole, slots)
             working.go_on()
-            arena = arena_of(daemon, slots)
+            arena = arena_of(whole, slots)
             assert arena["slots_ready"] <= slots
             assert arena["ram_bytes"] == ram
             assert arena["used_bytes"] <= (slots + arena["spare_slots"] + 2) * RECORD
-            eventually(lambda: daemon.stats()["arena"]["excess_bytes"] == 0)
-        resize(daemon, ALL)
+            eventually(lambda: whole.stats()["arena"]["excess_bytes"] == 0)
+        resize(whole, ALL)
         working.go_on(3)
-    arena = arena_of(daemon, ALL)
+    arena = arena_of(whole, ALL)
     assert arena["slots_ready"] == ALL
-    misses = daemon.stats()["requests"]["misses"]
+    misses = whole.stats()["requests"]["misses"]
     for one in nodes:
         one.visit_all()
-    assert daemon.stats()["requests"]["misses"] == misses, "everything fits again"
+    assert whole.stats()["requests"]["misses"] == misses, "everything fits again"
     for one in nodes:
         assert sum("went away" in line for line in one.lines) <= 3, (
             f"a node attaches again at a shrink only: {one.lines}"
         )
 
 
-def test_memory_that_a_stray_reader_touched_is_given_back_again(serve, store, node):
-    daemon = serve(store.path, "--arena", "100%", *FEW)
-    reader, stray = node(daemon), node(daemon)
+def test_memory_that_a_stray_reader_touched_is_given_back_again(whole, node):
+    reader, stray = node(whole), node(whole)
     reader.visit_all()
-    resize(daemon, 6)
-    before = daemon.stats()["arena"]
+    resize(whole, 6)
+    before = whole.stats()["arena"]
     assert before["excess_bytes"] == 0
     assert before["punched"] >= 1
     stray.visit(0, [1])
     memory = stray.source._attached.memory
     assert ctypes.string_at(memory.slot_address(ALL - 2), RECORD) == bytes(RECORD), "a hole reads as zeros"
-    eventually(lambda: daemon.stats()["arena"]["punched"] > before["punched"])
-    eventually(lambda: daemon.stats()["arena"]["excess_bytes"] == 0)
+    eventually(lambda: whole.stats()["arena"]["punched"] > before["punched"])
+    eventually(lambda: whole.stats()["arena"]["excess_bytes"] == 0)
     reader.visit_all()
 
 
@@ -200,27 +220,47 @@ def test_private_memory_and_arena_stay_within_the_budget_under_load(serve, store
     assert peak > slots * RECORD, "the arena counts"
 
 
-def test_a_session_that_holds_experts_holds_back_the_shrinking_until_it_lets_go(serve, store):
-    daemon = serve(store.path, "--arena", "100%", *FEW)
-    holder = RawSession(daemon.address)
+def test_a_session_that_was_told_more_than_fits_is_ended_with_what_it_held(whole):
+    holder = RawSession(whole.address)
     assert holder.hello().max_experts_per_acquire == ALL // 2
-    holder.acquire(1, range(4))
-    granted = []
-    while len(granted) < 4:
-        granted += holder.read().notice.ready
-    # Its wave is more than fits, so its session is ended, and what it held with it.
-    resize(daemon, 4)
-    assert daemon.stats()["arena"]["slots_granted"] == 0
+    assert len(held(holder, 1, range(4))) == 4
+    resize(whole, 4)
+    assert whole.stats()["arena"]["slots_granted"] == 0
     holder.close()
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(serve, store):
-    daemon = serve(store.path, "--arena", "12MiB", *FEW)
+def test_what_a_session_holds_goes_when_it_lets_go(whole, node):
+    node(whole).visit_all()
+    spares = whole.stats()["arena"]["spare_slots"]
+    holder = RawSession(whole.address)
+    holder.hello()
+    layer = next(
+        layer
+        for layer in range(LAYERS)
+        if any((word & 0xFFFFFF) - 1 >= 40 + spares for word in held(holder, layer, range(EXPERTS)))
+    )
+    shrinking = threading.Thread(target=resize, args=(whole, 40))
+    shrinking.start()
+    eventually(lambda: whole.stats()["arena"]["slots"] == 40)
+    arena = whole.stats()["arena"]
+    assert arena["slots_granted"] == EXPERTS
+    assert arena["slots_withdrawn"] < ALL - 40, "it holds experts beyond the new size"
+    held(holder, layer, [0])
+    shrinking.join(30)
+    assert not shrinking.is_alive()
+    arena = arena_of(whole, 40)
+    assert (arena["slots_granted"], arena["excess_bytes"]) == (1, 0)
+    holder.close()
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(whole):
+    before = whole.stats()["arena"]
     for ram in ("1MiB", "900TiB", "lots", "0%", ""):
         with pytest.raises(LimitExceeded, match="--ram"):
-            on_loop(set_ram(daemon.address, ram))
-    assert daemon.stats()["arena"]["slots"] == 12
-    run = command("tierd", "ctl", "ram", "2MiB", daemon.name)
+            on_loop(set_ram(whole.address, ram))
+    after = whole.stats()["arena"]
+    assert (after["slots"], after["ram_bytes"]) == (before["slots"], before["ram_bytes"])
+    run = command("tierd", "ctl", "ram", "2MiB", whole.name)
     assert run.returncode == 2
     assert "at least" in run.stderr
 
@@ -232,20 +272,12 @@ def test_the_smaller_of_ram_and_arena_counts(serve, store):
     assert daemon.stats()["arena"]["slots"] == 30
 
 
-def test_a_budget_below_the_minimum_does_not_start(store, folder):
-    run = command("tierd", "serve", store.path, "--ram", "3MiB", "--listen", f"unix:{folder}/s", "--http", "off")
-    assert run.returncode == 2
-    assert "at least" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
-def test_the_command_line_resizes_and_says_how(serve, store):
-    daemon = serve(store.path, "--arena", "100%", *FEW)
-    ram = ram_for(10, daemon.stats()["arena"]["spare_slots"])
-    run = command("tierd", "ctl", "ram", ram, daemon.name)
+def test_the_command_line_resizes_and_says_how(whole):
+    ram = ram_for(10, whole.stats()["arena"]["spare_slots"])
+    run = command("tierd", "ctl", "ram", ram, whole.name)
     assert run.returncode == 0, run.stderr
     assert "64 → 10 experts" in run.stdout
-    run = command("tierd", "ctl", "ram", "auto", daemon.name, "--json")
+    run = command("tierd", "ctl", "ram", "auto", whole.name, "--json")
     answer = json.loads(run.stdout)
     assert (answer["slots_before"], answer["slots"]) == (10, ALL)
     assert any("reserve" in line for line in answer["lines"])
