@@ -193,13 +193,19 @@ class VirtualDrive:
 class ObservedDevice:
     """What the broker reads from, watched: one read of an expert at a time, and each ends once.
 
+    Args:
+        device: what is watched.
+        memory: the arena.
+        begun: called for each read that begins.
+
     Attributes:
         flying: experts that are being read, whatever that takes, and the slots that the broker gave for them.
     """
 
-    def __init__(self, device: Device, memory: Arena) -> None:
+    def __init__(self, device: Device, memory: Arena, begun: Callable[[int], None] = lambda _flat: None) -> None:
         self.name = device.name
         self.flying: dict[int, int] = {}
+        self._begun = begun
         self._device = device
         self._memory = memory
 
@@ -212,6 +218,7 @@ class ObservedDevice:
         """Pass on, and remember."""
         flat = read.expert
         assert flat not in self.flying, f"expert {flat} is read twice at a time"
+        self._begun(flat)
         self.flying[flat] = slot
 
         def ended(error: DriveError | None, slot: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulation.prefetch_promise import check_prefetch
+
 from tierd.arena.slots import SlotCounts, SlotState
 from tierd.arena.table import ABSENT, unpack
 
@@ -26,6 +28,7 @@ def check_invariants(world: World) -> None:
     check_waiting(world, reading, held)
     check_counts(world)
     check_policy(world, reading)
+    check_prefetch(world)
 
 
 def check_attempts(world: World) -> None:
@@ -194,5 +197,6 @@ def check_at_rest(world: World) -> None:
     for drive in world.drives:
         assert drive.stats.in_flight == 0, f"drive {drive.name} has reads in flight"
         assert drive.stats.reads + drive.stats.errors == drive.submitted, f"drive {drive.name} lost a read"
+    assert not world.broker.ahead.book.waiting, "guesses of ended sessions are waiting"
     assert not world.sessions.used_now, f"marks stay: {world.sessions.used_now}"
     assert not world.device.flying, f"reads of {world.device.flying} never ended"

@@ -32,6 +32,12 @@ class SessionAccount:
     current: Asked | None = None
     ending: Asked | None = None
     requests: int = 0
+    step: int = 0
+    used: dict[int, set[int]] = field(default_factory=dict)
+
+    def recent(self) -> set[int]:
+        """Experts that it was granted in this step or the last."""
+        return self.used.get(self.step, set()) | self.used.get(self.step - 1, set())
 
 
 class Ledger:
@@ -57,6 +63,7 @@ class Ledger:
         counts.requests += len(request.experts)
         self.repeated += len(request.experts) if request.repeated else 0
         account.requests += len(request.experts)
+        account.step = max(account.step, request.step)
         account.ending, account.current = account.current, asked
         return asked
 
@@ -89,6 +96,7 @@ class Ledger:
             asked.unanswered.remove(expert)
         for grant in granted:
             asked.granted[asked.flats[grant.expert]] = grant.word
+            account.used.setdefault(asked.request.step, set()).add(asked.flats[grant.expert])
             counted = _COUNTED_AS[grant.outcome]
             setattr(asked.counts, counted, getattr(asked.counts, counted) + 1)
         for refusal in refused:

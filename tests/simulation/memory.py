@@ -172,10 +172,10 @@ class ObservedPolicy:
         self.observed.removed(expert)
         self.known.discard(expert)
 
-    def victim(self, evictable: Callable[[int], bool]) -> int | None:
-        """Pass on."""
-        return self.observed.victim(evictable)
-
     def worth(self, expert: int) -> float | None:
         """Pass on."""
         return self.observed.worth(expert)
+
+    def victim(self, evictable: Callable[[int], bool]) -> int | None:
+        """Pass on."""
+        return self.observed.victim(evictable)

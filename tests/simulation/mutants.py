@@ -13,6 +13,8 @@ from tierd.devices.flight import Flight
 from tierd.devices.replicas import ReplicaSet
 from tierd.errors import ChecksumMismatch
 from tierd.policy.lru import Lru
+from tierd.prefetch.hint_book import HintBook
+from tierd.reading_ahead import ReadingAhead
 from tierd.requests import Outcome, Reason
 from tierd.residents import Residents
 
@@ -25,6 +27,7 @@ Replacement = tuple[type, str, Callable[..., Any]]
 _landed, _start, _grant, _fill = Broker._landed, Broker._start, Broker._grant, Arena.fill
 _move = Arena.move
 _flight_landed, _pick = Flight._landed, ReplicaSet.pick
+_evicted, _failed = HintBook.evicted, HintBook.failed
 _end_acquire, _expire, _refuse, _admit = Broker._end_acquire, Broker._expire, Broker._refuse, Broker._admit
 
 
@@ -197,6 +200,35 @@ def _leave_the_lost_slots_full(self: Residents, reading: int, most_bytes: int) -
     return True
 
 
+def _read_ahead_at_any_time(self: ReadingAhead) -> bool:
+    return self._memory.granted + len(self._reading) < self._memory.slots
+
+
+def _take_the_slot_of_anyone(self: ReadingAhead, flat: int) -> bool:
+    return self._residents.idle(flat)
+
+
+def _take_every_free_slot(self: ReadingAhead, entry: Any) -> Any:
+    del entry
+    return self._memory.take()
+
+
+def _count_the_used_as_wasted_too(self: HintBook, flat: int) -> None:
+    _evicted(self, flat)
+    self.counts.wasted.add(1)
+
+
+def _lose_a_failed_guess(self: HintBook, flat: int) -> None:
+    self.reading.pop(flat, None)
+    _failed(self, flat)
+
+
+def _keep_the_slot_of_a_read_taken_back(self: ReadingAhead, flat: int, slot: int) -> None:
+    del slot
+    del self._reading[flat]
+    self._policy.removed(flat)
+
+
 MUTANTS: dict[str, list[Replacement]] = {
     "granted experts are evicted": [
         (Residents, "evictable", _anything_resident),
@@ -229,6 +261,12 @@ MUTANTS: dict[str, list[Replacement]] = {
     "a moved expert leaves its bytes behind": [(Arena, "move", _move_the_word_alone)],
     "a slot that the arena lost is used again": [(SlotTable, "_list_free", _reuse_a_lost_slot)],
     "a smaller arena keeps what it has": [(Residents, "clear_out", _leave_the_lost_slots_full)],
+    "a guess is read while requests wait": [(ReadingAhead, "_quiet", _read_ahead_at_any_time)],
+    "a guess takes the slot of one just used": [(ReadingAhead, "_spare", _take_the_slot_of_anyone)],
+    "guesses fill the arena": [(ReadingAhead, "_slot_for", _take_every_free_slot)],
+    "a used guess is wasted too": [(HintBook, "evicted", _count_the_used_as_wasted_too)],
+    "a failed guess is counted nowhere": [(HintBook, "failed", _lose_a_failed_guess)],
+    "a guess taken back keeps its slot": [(ReadingAhead, "_undo", _keep_the_slot_of_a_read_taken_back)],
     "the policy keeps what has left": [(Lru, "removed", _forget_nobody)],
 }
 """By what goes wrong."""

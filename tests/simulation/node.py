@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from simulation.clock import TICK
 
 from tierd.errors import LimitExceeded
+from tierd.prefetch.hint import Hint
 from tierd.requests import AcquireRequest, Granted, Phase, Reason, Refused
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class NodeHabits:
         dies: the process is gone some time after it asked, whatever it waits for or holds.
         revives: a dead one comes back as a new session.
         silent: after this request it says nothing more until its life line closes.
+        hints: it hints for the layers to come after it asked: right guesses, wrong ones and nonsense.
     """
 
     steps: int = 4
@@ -72,6 +74,7 @@ class NodeHabits:
     dies: float = 0.0
     revives: float = 0.5
     silent: float = 0.0
+    hints: float = 0.0
 
 
 class _State(Enum):
@@ -93,6 +96,8 @@ class Node:
         self._acquires = 0
         self._steps = 0
         self._layer = rng.randrange(world.store.layers)
+        self._step = 0
+        self._foreseen: dict[int, tuple[int, ...]] = {}
         self._waves: deque[AcquireRequest] = deque()
         self._asked: Asked | None = None
 
@@ -154,6 +159,7 @@ class Node:
         """The requests of one layer."""
         world, habits, rng = self._world, self._habits, self._rng
         self._layer = (self._layer + 1) % world.store.layers
+        self._step += self._layer == 0
         everything = range(world.store.experts_per_layer)
         most = world.broker.max_experts_per_acquire
         if habits.whole_layers:
@@ -161,13 +167,15 @@ class Node:
         else:
             pool = everything[: habits.favourites] if habits.favourites and rng.random() < 0.8 else everything
             wanted = rng.sample(pool, min(habits.top_k, most, len(pool)))
+            foreseen = self._foreseen.pop(self._layer, ())
+            wanted = [*dict.fromkeys([*foreseen[:1], *wanted])][:most]
         phase = Phase.PREFILL if habits.whole_layers else Phase.DECODE
         return [self._request(tuple(wanted[n : n + most]), phase) for n in range(0, len(wanted), most)]
 
     def _request(self, experts: tuple[int, ...], phase: Phase, *, repeated: bool = False) -> AcquireRequest:
         self._acquires += 1
         deadline = self._rng.randint(*self._habits.deadline) * TICK
-        return AcquireRequest(self._acquires, self._layer, experts, phase, deadline, repeated)
+        return AcquireRequest(self._acquires, self._layer, experts, phase, deadline, repeated, step=self._step)
 
     def _ask(self, request: AcquireRequest) -> None:
         world, habits = self._world, self._habits
@@ -179,6 +187,8 @@ class Node:
         self._asked = asked = world.ledger.asking(self.id, request, flats, world.clock.time())
         world.broker.acquire(self.id, request)
         world.ledger.asked_for(self.id)
+        if self._chance(habits.hints):
+            self._hint()
         if self._chance(habits.dies):
             self._later(world.patience, self._die)
         if self._chance(habits.cancels):
@@ -188,6 +198,21 @@ class Node:
         if self._chance(habits.silent):
             self._state = _State.SILENT
             world.clock.call_later(world.life_line, self._die)
+
+    def _hint(self) -> None:
+        """Guesses for the next layer or the one after, some of which the router will share; sometimes nonsense."""
+        world, rng = self._world, self._rng
+        ahead = rng.choice((0, 1, 1, 1, 2))
+        step, layer = divmod(self._step * world.store.layers + self._layer + ahead, world.store.layers)
+        experts = tuple(rng.sample(range(world.store.experts_per_layer), rng.randint(0, 4)))
+        probabilities = tuple(rng.random() for _ in experts[:3])
+        if rng.random() < 0.1:
+            layer, experts, probabilities = rng.choice((layer, -1, 999)), (*experts, 0, _ABSENT_EXPERT, 0), (2.0,)
+        elif ahead:
+            self._foreseen[layer] = experts
+        hint = Hint(step, layer, experts, probabilities, rng.choice((0.0, 0.0, TICK, 8 * TICK, 1e9)))
+        world.log("hint", self.id, hint)
+        world.broker.hint(self.id, hint)
 
     def _ask_too_much(self) -> None:
         """Requests outside the limits are refused, change nothing and are counted nowhere."""

@@ -36,6 +36,8 @@ class Scenario:
         size_changes: how often an operator makes the arena smaller or larger, down to `most` slots.
         most_slots: how large it may become; 0 is as large as it is.
         policy: name of the eviction policy.
+        most_per_hint: experts of a hint that are taken up.
+        throttled: prefetch is throttled by what it gains.
         patience: most ticks after which a node cancels, moves on or dies.
         life_line: seconds after which the death of a silent node is noticed.
     """
@@ -56,6 +58,8 @@ class Scenario:
     size_changes: int = 0
     most_slots: int = 0
     policy: str = "lru"
+    most_per_hint: int = 3
+    throttled: bool = False
     patience: int = 12
     life_line: float = 2.0
 
@@ -249,6 +253,48 @@ def _sizes(rng: Random) -> Scenario:
     )
 
 
+def _hints(rng: Random) -> Scenario:
+    """Nodes that hint, rightly and wrongly, over drives that may be sick, in an arena that may change its size."""
+    slots = rng.randint(3, 24)
+
+    def node() -> NodeHabits:
+        return NodeHabits(
+            steps=rng.randint(6, 24),
+            top_k=rng.randint(1, 3),
+            favourites=rng.choice((0, 2, 4)),
+            compute=rng.choice((2, 8, 32)),
+            deadline=rng.choice(((512, 4096), (8192, 8192))),
+            hasty=rng.choice((0, 0, 0.1)),
+            cancels=rng.choice((0, 0, 0.1)),
+            dies=rng.choice((0, 0, 0.03)),
+            hints=rng.choice((0.5, 1.0)),
+        )
+
+    drive = DriveHabits(
+        workers=rng.randint(1, 4),
+        slowest=rng.choice((2, 8, 24)),
+        io_error=rng.choice((0, 0, 0.2)),
+        flipped=rng.choice((0, 0, 0.1)),
+        at_once=rng.choice((0, 0, 0.3)),
+    )
+    copies = rng.random() < 0.3
+    return Scenario(
+        layers=rng.randint(1, 4),
+        experts_per_layer=rng.randint(4, 12),
+        slots=slots,
+        most=rng.randint(1, max(1, slots // 2)),
+        nodes=tuple(node() for _ in range(rng.randint(1, 3))),
+        drives=(drive, DriveHabits(workers=2)) if copies else (drive,),
+        replicated=copies,
+        spares=rng.randint(0, 3),
+        unlocked_reads=rng.choice((0, 4)),
+        policy=rng.choice(sorted(POLICIES)),
+        most_per_hint=rng.randint(1, 4),
+        throttled=rng.random() < 0.5,
+        size_changes=rng.choice((0, 0, 3)),
+    )
+
+
 def _unasked(rng: Random) -> Scenario:
     """Nodes that use residents without a message, beside some that ask for all, in an arena that is too small."""
     slots = rng.randint(3, 10)
@@ -288,5 +334,6 @@ SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "one-sound-drive": _one_sound_drive,
     "sizes": _sizes,
     "unasked": _unasked,
+    "hints": _hints,
 }
 """By name; each draws its sizes and habits from the seed."""

@@ -13,6 +13,7 @@ from simulation.invariants import check_at_rest, check_invariants
 from simulation.ledger import Ledger
 from simulation.memory import ObservedPolicy, PlainSessions, plain_arena
 from simulation.node import Actor, Node, NodeHabits
+from simulation.prefetch_promise import check_read
 from simulation.reader import UnlockedReader
 from simulation.records import RECORD_BYTES, VirtualStore
 from simulation.scenarios import SCENARIOS, Scenario
@@ -24,6 +25,8 @@ from tierd.broker import Broker
 from tierd.devices.drive import Drive
 from tierd.devices.replicas import ReplicaSet
 from tierd.policy.policies import make_policy
+from tierd.prefetch.throttle import Throttle
+from tierd.reading_ahead import PrefetchOptions
 
 __all__ = ["SimulationFailure", "World", "simulate"]
 
@@ -57,9 +60,10 @@ class World:
         self.sessions = PlainSessions(len(self.store))
         self.replicated = scenario.replicated
         self.must_serve = scenario.must_serve
+        self.resizes = scenario.size_changes > 0
         self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
         replicas = self._replicas(scenario.drives) if scenario.replicated else None
-        self.device = ObservedDevice(replicas or self.drives[0], self.arena)
+        self.device = ObservedDevice(replicas or self.drives[0], self.arena, lambda flat: check_read(self, flat))
         self.broker = Broker(
             catalogue=self.store,
             memory=self.arena,
@@ -68,6 +72,11 @@ class World:
             clock=self.clock,
             max_experts_per_acquire=min(scenario.most, scenario.slots),
             sessions=self.sessions,
+            prefetch=PrefetchOptions(
+                depth=lambda: sum(habits.workers for habits in scenario.drives),
+                most_per_hint=scenario.most_per_hint,
+                throttle=Throttle() if scenario.throttled else None,
+            ),
         )
         self.actors: list[Actor] = []
         self._sessions = 0
