@@ -23,6 +23,7 @@ COMMANDS = (
     "scrub",
     "doctor",
     "stats",
+    "metrics",
     "ctl",
     "replay",
     "bench",

@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from tierd.errors import (
     ChecksumMismatch,
@@ -31,6 +33,7 @@ __all__ = [
     "PROTOCOL",
     "begin",
     "error_of",
+    "plain_object",
     "read_safely",
     "server_options",
     "status_of",
@@ -159,3 +162,19 @@ def error_of(error: grpc.aio.AioRpcError, peer: str) -> TierdError:
             return SessionRefused(f"{peer} refused: {detail}")
         case _:
             return DaemonUnavailable(f"no answer from {peer}: {detail}")
+
+
+def plain_object(message: Message) -> dict[str, Any]:
+    """A message as plain JSON values; 64-bit counters as numbers, not as strings as protobuf's JSON has them."""
+    plain: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {name: value if name == "name" else _numbers(value) for name, value in plain.items()}
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: inner if name == "name" else _numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

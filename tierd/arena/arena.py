@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.arena.attach_wire import ArenaOffer
 from tierd.arena.fence import WriterFence
 from tierd.arena.memory import EXTENT_BYTES, SharedPayload
@@ -116,6 +119,10 @@ class Arena:
     def spares_left(self) -> int:
         """Free slots that are kept back."""
         return self.spares - self._spares_in_use
+
+    def present(self) -> NDArray[np.bool_]:
+        """Which experts are in RAM now, bool[experts] by flat number; a copy."""
+        return self._table.present()
 
     def counts(self) -> SlotCounts:
         """Slots by state; they add up to `most_slots` and `spares`."""

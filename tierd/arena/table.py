@@ -164,6 +164,12 @@ class ResidencyTable:
         """Set the word of `expert` by one aligned 8-byte store; fences are the caller's."""
         self._words[expert] = word
 
+    def present(self) -> NDArray[np.bool_]:
+        """Which experts have a word now, bool[entries]; a copy."""
+        words: NDArray[np.uint64] = np.frombuffer(self._map, np.uint64, self.header.entries, _HEADER_BYTES)
+        present: NDArray[np.bool_] = words != ABSENT
+        return present
+
     def reader_fd(self) -> int:
         """A read-only descriptor to hand to nodes; it belongs to the table."""
         return self._reader_fd

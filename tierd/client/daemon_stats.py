@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import grpc.aio
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 
 from tierd.addresses import Address
 from tierd.api import admin_pb2 as pb
 from tierd.api import admin_pb2_grpc
-from tierd.rpc import CHANNEL_OPTIONS, error_of
+from tierd.rpc import CHANNEL_OPTIONS, error_of, plain_object
 
 __all__ = ["fetch_stats", "plain_object", "stats_object"]
 
@@ -30,19 +28,3 @@ async def fetch_stats(address: Address) -> pb.GetStatsResponse:
 def stats_object(answer: pb.GetStatsResponse) -> dict[str, Any]:
     """The message as plain JSON values, see `plain_object`."""
     return plain_object(answer) | {"boot_id": answer.boot_id}
-
-
-def plain_object(message: Message) -> dict[str, Any]:
-    """A message as plain JSON values; 64-bit counters as numbers, not as strings as protobuf's JSON has them."""
-    plain: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return {name: value if name == "name" else _numbers(value) for name, value in plain.items()}
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: inner if name == "name" else _numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
-    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from tierd.devices.histogram import Histogram
 from tierd.errors import DriveError
 
-__all__ = ["AttemptMemory", "Device", "DeviceStats", "ReadDone", "RecordRead"]
+__all__ = ["AttemptMemory", "Device", "DeviceStats", "ReadDone", "ReadWatch", "RecordRead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ ReadDone = Callable[[DriveError | None, int], None]
 Without an error that slot holds the verified bytes. With one it is the slot to give back. In both cases its last
 system call has returned, and it is the caller's again. It may be another slot than the one that was submitted.
 """
+
+
+ReadWatch = Callable[[str, RecordRead, float, float, int, DriveError | None], None]
+"""Told of a read that ended: drive, read, seconds in the queue, seconds at work, bytes moved, error or None."""
 
 
 class AttemptMemory(Protocol):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import xxhash
 
-from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
+from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, ReadWatch, RecordRead
 from tierd.devices.failure import error_kind
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
 from tierd.devices.transfers import Chain, TransferWrapper, system_transfer
@@ -72,6 +72,7 @@ class FileDevice:
     Attributes:
         name: of the drive.
         stats: changed on the broker's thread only.
+        on_read: told of every read that ended, on the broker's thread; see `ReadWatch`.
 
     Raises:
         DriveError: a file cannot be opened.
@@ -103,6 +104,7 @@ class FileDevice:
             self._close_files()
             raise
         self._files = [file for file in self._shards if file is not None]
+        self.on_read: ReadWatch | None = None
         self.stats = DeviceStats(direct=all(file.direct for file in self._files))
         buffered = [str(file.path) for file in self._files if not file.direct]
         if direct and buffered:
@@ -243,6 +245,8 @@ class FileDevice:
                 stats.errors += 1
                 stats.errors_by[kind] = stats.errors_by.get(kind, 0) + 1
                 stats.checksum_failures += isinstance(error, ChecksumMismatch)
+            if self.on_read is not None:
+                self.on_read(self.name, job.read, queued, reading, job.moved, error)
             done(error, slot)
 
         job.into = memoryview(b"")

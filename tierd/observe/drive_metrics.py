@@ -4,92 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from tierd.devices.drive import Drive
 from tierd.devices.failure import ERROR_KINDS
+from tierd.devices.health import HealthState
+from tierd.devices.histogram import Histogram
+from tierd.observe.families import counter, gauge, histogram
 from tierd.service.drives import Drives
 
 __all__ = ["drive_metrics"]
 
-_LABELS = ["tier", "drive"]
+_LABELS = ("tier", "drive")
+
+_READS = counter("tierd_drive_reads", "Records read well.", *_LABELS)
+_BYTES = counter("tierd_drive_read_bytes", "Bytes moved by reads, failed ones included.", *_LABELS)
+_CHECKSUMS = counter("tierd_drive_checksum_failures", "Reads whose bytes were not the converted ones.", *_LABELS)
+_RETRIES = counter("tierd_drive_retries", "Reads tried again on the same drive.", *_LABELS)
+_STALLS = counter("tierd_drive_stalls", "Reads that were not answered in time.", *_LABELS)
+_FAILOVERS = counter(
+    "tierd_drive_failovers", "Reads that failed or stalled here and went on to another drive.", *_LABELS
+)
+_ERRORS = counter("tierd_drive_errors", "Reads that failed, by kind.", *_LABELS, "kind")
+_HEDGES = counter("tierd_drive_hedges", "Reads begun here because another drive was late.", *_LABELS, "outcome")
+_SECONDS = histogram(
+    "tierd_drive_read_seconds", "Time inside a read, checksum included, failed reads as well.", *_LABELS
+)
+_QUEUE = histogram("tierd_drive_queue_seconds", "Time that a read waited for its turn, all drives of a tier.", "tier")
+_FLIGHT = gauge("tierd_drive_reads_in_flight", "Reads submitted and not done.", *_LABELS)
+_DIRECT = gauge("tierd_drive_direct", "1 if reads bypass the page cache.", *_LABELS)
+_UP = gauge("tierd_drive_up", "1 if reads go to the drive as a matter of course.", *_LABELS)
+_STATE = gauge("tierd_drives", "Drives of a tier by state.", "tier", "state")
+_BANDWIDTH = gauge("tierd_drive_bandwidth_bytes_per_second", "What the drive delivers now.", *_LABELS)
+_INJECTED = counter(
+    "tierd_faults_injected", "Reads damaged on purpose, by kind; only under a fault plan.", *_LABELS, "kind"
+)
+_PASSED = counter(
+    "tierd_fault_wrapper_bytes", "Bytes that passed through the fault wrapper; only under a fault plan.", *_LABELS
+)
 
 
-def drive_metrics(drives: Drives, tier: str) -> Iterator[Metric]:
+def drive_metrics(drives: Drives, tier: str, queue: Histogram) -> Iterator[Metric]:
     """One pass over the members of the replica set.
 
     Args:
         drives: of the daemon.
         tier: value of the label `tier`.
+        queue: waits of reads for their turn, all drives.
     """
     members = drives.replicas.drives
-    stats = {drive.name: drive.device.stats for drive in members}
+    counts = [((tier, drive.name), drive.device.stats) for drive in members]
 
-    def counter(name: str, text: str, value: Callable[[str], float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=_LABELS)
-        for member in stats:
-            family.add_metric([tier, member], value(member))
-        return family
+    def gauges(value: Callable[[Drive], float]) -> list[tuple[tuple[str, str], float]]:
+        return [((tier, drive.name), value(drive)) for drive in members]
 
-    def gauge(name: str, text: str, value: Callable[[Drive], float]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        for member in members:
-            family.add_metric([tier, member.name], value(member))
-        return family
-
-    yield counter("tierd_drive_reads", "Records read well.", lambda d: stats[d].reads)
-    yield counter("tierd_drive_read_bytes", "Bytes moved by reads, failed ones included.", lambda d: stats[d].bytes)
-    yield counter(
-        "tierd_drive_queue_seconds", "Time that reads waited for their turn.", lambda d: stats[d].queue_seconds
+    yield _READS.of((labels, stats.reads) for labels, stats in counts)
+    yield _BYTES.of((labels, stats.bytes) for labels, stats in counts)
+    yield _CHECKSUMS.of((labels, stats.checksum_failures) for labels, stats in counts)
+    yield _RETRIES.of((labels, stats.retries) for labels, stats in counts)
+    yield _STALLS.of((labels, stats.stalls) for labels, stats in counts)
+    yield _FAILOVERS.of((labels, stats.failovers) for labels, stats in counts)
+    yield _ERRORS.of(
+        ((*labels, kind), stats.errors_by.get(kind, 0)) for labels, stats in counts for kind in ERROR_KINDS
     )
-    yield counter(
-        "tierd_drive_checksum_failures",
-        "Reads whose bytes were not the converted ones.",
-        lambda d: stats[d].checksum_failures,
+    yield _HEDGES.of(
+        ((*labels, outcome), value)
+        for labels, stats in counts
+        for outcome, value in (("won", stats.hedges_won), ("lost", stats.hedges_lost))
     )
-    yield counter("tierd_drive_retries", "Reads tried again on the same drive.", lambda d: stats[d].retries)
-    yield counter("tierd_drive_stalls", "Reads that were not answered in time.", lambda d: stats[d].stalls)
-    yield counter(
-        "tierd_drive_failovers",
-        "Reads that failed or stalled here and went on to another drive.",
-        lambda d: stats[d].failovers,
-    )
-    errors = CounterMetricFamily("tierd_drive_errors", "Reads that failed, by kind.", labels=[*_LABELS, "kind"])
-    hedges = CounterMetricFamily(
-        "tierd_drive_hedges", "Reads begun here because another drive was late.", labels=[*_LABELS, "outcome"]
-    )
-    seconds = HistogramMetricFamily(
-        "tierd_drive_read_seconds", "Time inside a read, checksum included, failed reads as well.", labels=_LABELS
-    )
-    for name, counted in stats.items():
-        for kind in ERROR_KINDS:
-            errors.add_metric([tier, name, kind], counted.errors_by.get(kind, 0))
-        hedges.add_metric([tier, name, "won"], counted.hedges_won)
-        hedges.add_metric([tier, name, "lost"], counted.hedges_lost)
-        seconds.add_metric([tier, name], counted.durations.cumulative(), counted.durations.total)
-    yield errors
-    yield hedges
-    yield seconds
-    yield gauge("tierd_drive_reads_in_flight", "Reads submitted and not done.", lambda d: d.device.stats.in_flight)
-    yield gauge("tierd_drive_direct", "1 if reads bypass the page cache.", lambda d: d.device.stats.direct)
-    yield gauge("tierd_drive_up", "1 if reads go to the drive as a matter of course.", lambda d: d.health.usable)
-    yield gauge("tierd_drive_bandwidth_bytes_per_second", "What the drive delivers now.", lambda d: d.speed.bandwidth)
-    if drives.plan is not None:
-        yield from _fault_metrics(drives, tier)
+    yield _SECONDS.spread((labels, stats.durations) for labels, stats in counts)
+    yield _QUEUE.spread([((tier,), queue)])
+    yield _FLIGHT.of((labels, stats.in_flight) for labels, stats in counts)
+    yield _DIRECT.of((labels, stats.direct) for labels, stats in counts)
+    yield _UP.of(gauges(lambda drive: drive.health.usable))
+    states = [drive.health.state for drive in members]
+    yield _STATE.of(((tier, state.value), states.count(state)) for state in HealthState)
+    yield _BANDWIDTH.of(gauges(lambda drive: drive.speed.bandwidth))
+    yield from _fault_metrics(drives, tier)
 
 
 def _fault_metrics(drives: Drives, tier: str) -> Iterator[Metric]:
-    """Only while a fault plan is in force."""
-    injected = CounterMetricFamily(
-        "tierd_faults_injected", "Reads damaged on purpose, by kind.", labels=[*_LABELS, "kind"]
+    """Without a fault plan the families have no series."""
+    wrapped = [(info.name, info.injector) for info in drives.info.values() if info.injector is not None]
+    yield _INJECTED.of(
+        ((tier, name, kind), count) for name, injector in wrapped for kind, count in sorted(injector.injected.items())
     )
-    passed = CounterMetricFamily(
-        "tierd_fault_wrapper_bytes", "Bytes that passed through the fault wrapper.", labels=_LABELS
-    )
-    for info in drives.info.values():
-        if info.injector is not None:
-            passed.add_metric([tier, info.name], info.injector.bytes)
-            for kind, count in sorted(info.injector.injected.items()):
-                injected.add_metric([tier, info.name, kind], count)
-    yield injected
-    yield passed
+    yield _PASSED.of(((tier, name), injector.bytes) for name, injector in wrapped)

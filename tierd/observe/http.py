@@ -1,4 +1,4 @@
-"""The daemon's HTTP side: /metrics, /healthz, /readyz, on the daemon's own loop."""
+"""The daemon's HTTP side: /metrics, /healthz, /readyz and the web page, on the daemon's own loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tierd.addresses import Address
 from tierd.errors import UsageError
+from tierd.observe.page_files import PAGE_HEADERS, page_routes
+from tierd.observe.page_stream import PageStream
 
 __all__ = ["HttpServer", "make_app"]
 
@@ -25,8 +29,10 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 _LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
-def make_app(metrics: Callable[[], bytes], ready: Callable[[], tuple[bool, str]]) -> Starlette:
-    """The application; `ready` says whether nodes are served, and why not."""
+def make_app(
+    metrics: Callable[[], bytes], ready: Callable[[], tuple[bool, str]], stream: PageStream | None = None
+) -> Starlette:
+    """The application; `ready` says whether nodes are served, and why not. Without a stream there is no page."""
 
     async def metrics_page(_request: Request) -> Response:
         return Response(metrics(), media_type=_EXPOSITION)
@@ -38,10 +44,39 @@ def make_app(metrics: Callable[[], bytes], ready: Callable[[], tuple[bool, str]]
         is_ready, why = ready()
         return JSONResponse({"ready": is_ready, "reason": why}, status_code=200 if is_ready else 503)
 
+    async def page_stream(_request: Request) -> Response:
+        assert stream is not None
+        if stream.full:
+            return JSONResponse({"error": f"{stream.viewers} pages are open, the most that are served"}, 503)
+        return StreamingResponse(stream.frames(), media_type="application/octet-stream", headers=PAGE_HEADERS)
+
+    routes = [Route("/metrics", metrics_page), Route("/healthz", healthz), Route("/readyz", readyz)]
+    if stream is not None:
+        routes += [Route("/page/stream", page_stream), *page_routes()]
     return Starlette(
-        routes=[Route("/metrics", metrics_page), Route("/healthz", healthz), Route("/readyz", readyz)],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_NAMES, www_redirect=False)],
+        routes=routes,
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_NAMES, www_redirect=False),
+            Middleware(_OwnOrigin),
+        ],
     )
+
+
+class _OwnOrigin:
+    """Refuses what a browser sends for another site's page; programs name no origin."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            origin = headers.get("origin")
+            if origin is not None and origin != f"http://{headers.get('host', '')}":
+                refusal = JSONResponse({"error": "requests of other sites' pages are refused"}, 403)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

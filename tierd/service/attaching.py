@@ -82,6 +82,14 @@ class ArenaAttacher:
         """The step of each session whose node is attached, as the node says."""
         return {number: block.step() for number, (block, _) in self._held.items() if self._server.attached(number)}
 
+    def uses(self) -> dict[int, NDArray[np.uint32]]:
+        """Uses of each expert without a message since the session began, by session: uint32[experts], copies."""
+        return {
+            number: block.uses().sum(axis=0, dtype=np.uint32)
+            for number, (block, _) in self._held.items()
+            if self._server.attached(number)
+        }
+
     def expectation(self, session_id: int) -> NDArray[np.uint8] | None:
         """See `SessionMemory.expectation`."""
         held = self._held.get(session_id)

@@ -20,13 +20,16 @@ from tierd.api import admin_pb2, admin_pb2_grpc, session_pb2_grpc, store_pb2_grp
 from tierd.arena.arena import Arena
 from tierd.broker import Broker
 from tierd.errors import UsageError
+from tierd.observe.activity import Activity
 from tierd.observe.http import HttpServer, make_app
-from tierd.observe.metrics import DaemonMetrics
+from tierd.observe.live import Live
+from tierd.observe.metrics import DaemonMetrics, Watched
+from tierd.observe.watched_policy import WatchedPolicy
 from tierd.policy.policies import make_policy
 from tierd.policy.waves import wave_size
 from tierd.prefetch.throttle import Throttle
 from tierd.reading_ahead import PrefetchOptions
-from tierd.rpc import server_options
+from tierd.rpc import plain_object, server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
@@ -132,23 +135,22 @@ class Daemon:
             growing=True,
         )
         self._closers.append(arena.close)
+        self._activity = activity = Activity(store.geometry, loop.time)
+        drives.on_read = activity.read_ended
         device = drives.open()
         self._closers.append(drives.close)
-        self._metrics = metrics = DaemonMetrics(
-            fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
-        )
         attacher = ArenaAttacher(_attach_path(listener.address), arena, store.geometry.experts_total, self._node_died)
         await self._remembering.load()
         self._broker = broker = Broker(
             catalogue=StoreCatalogue(store),
             memory=arena,
-            policy=self._remembering.policy,
+            policy=WatchedPolicy(self._remembering.policy, activity.evicted),
             device=device,
             clock=loop,
             max_experts_per_acquire=wave_size(arena.slots, store.geometry.top_k),
             sessions=attacher,
             prefetch=self._prefetch_options(),
-            on_wait=metrics.waited,
+            on_wait=activity.waited,
         )
         self._remembering.serve(broker)
         await attacher.start()
@@ -163,6 +165,7 @@ class Daemon:
             drive_tier=1,
             max_sessions=settings.max_sessions,
             default_deadline=settings.deadline_seconds,
+            watch=activity,
         )
         self._ram = RamKeeper(
             store=store,
@@ -173,13 +176,19 @@ class Daemon:
             end_sessions=self._sessions.end_sessions,
             steps=attacher.steps,
         )
-        metrics.watch(broker, arena, drives, lambda: len(self._sessions.sessions))
+        parts = Watched(
+            broker, arena, drives, self._ram, self._remembering, activity, lambda: self._sessions.connected_and_admitted
+        )
+        self._metrics = DaemonMetrics(
+            parts, fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
+        )
+        self._live = Live(store, parts, attacher, lambda: plain_object(self.stats()))
         self._add_services(server)
         await server.start()
         self._closers.append(lambda: server.stop(1.0))
         http_url = await self._start_http()
         self._closers.append(self._remembering.save)
-        for watching in (self._watch_lag(), self._ram.watch(), self._remembering.watch()):
+        for watching in (self._watch_lag(), self._live.watch(), self._ram.watch(), self._remembering.watch()):
             self._closers.append(asyncio.ensure_future(watching).cancel)
         self._remembering.warm(arena.slots, drives.depth)
         self._ready = True
@@ -219,10 +228,11 @@ class Daemon:
     async def _start_http(self) -> str:
         if self._http_address is None:
             return ""
-        http = HttpServer(make_app(self._metrics.text, self._is_ready), self._http_address)
+        http = HttpServer(make_app(self._metrics.text, self._is_ready, self._live.stream), self._http_address)
         serving = asyncio.ensure_future(http.serve())
 
         async def stop() -> None:
+            self._live.stream.close()
             http.stop()
             await serving
 
@@ -291,7 +301,7 @@ class Daemon:
         while True:
             due = loop.time() + _LAG_SECONDS
             await asyncio.sleep(_LAG_SECONDS)
-            self._metrics.lagged(max(0.0, loop.time() - due))
+            self._activity.lagged(max(0.0, loop.time() - due))
 
 
 def _attach_path(address: Address) -> Path:

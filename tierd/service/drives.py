@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from tierd.devices.copies import admit_copy
+from tierd.devices.device import ReadWatch
 from tierd.devices.drive import Drive
 from tierd.devices.fault_plan import FaultPlan, read_fault_plan
 from tierd.devices.faults import FaultInjector
@@ -80,6 +81,7 @@ class Drives:
     Attributes:
         info: by name, in the order of being added.
         plan: the fault plan in force.
+        on_read: told of every read of every drive that is opened from now on.
 
     Raises:
         UsageError: an option is wrong, or the fault plan is.
@@ -88,6 +90,7 @@ class Drives:
     def __init__(self, store: ExpertStore, settings: ServeSettings, cache: ProbeCache | None = None) -> None:
         self.info: dict[str, DriveInfo] = {}
         self.plan: FaultPlan | None = read_fault_plan(settings.fault_plan) if settings.fault_plan else None
+        self.on_read: ReadWatch | None = None
         self._store = store
         self._threads = settings.drive_threads
         self._cache = cache if cache is not None else ProbeCache()
@@ -296,6 +299,7 @@ class Drives:
             close_timeout=_CLOSE_SECONDS,
             wrapper=Chain(wrappers),
         )
+        device.on_read = self.on_read
         shards: Collection[int] = info.shards
         return Drive(device, shards, bandwidth=info.probe.bandwidth or DEFAULT_BANDWIDTH, weight=info.weight)
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from tierd.broker import Broker
 from tierd.errors import LimitExceeded, UsageError
@@ -75,6 +77,10 @@ class Remembering:
     def pinned(self) -> int:
         """How many experts are pinned."""
         return len(self._pins.pinned)
+
+    def rates(self) -> NDArray[np.float64]:
+        """Uses of each expert per step, as far as they are remembered: float64[experts]."""
+        return self._counts.rates()
 
     async def load(self) -> None:
         """Learn what earlier runs used. Call it before anything is resident."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from tierd.api import session_pb2 as pb
 from tierd.errors import LimitExceeded, TierdError
 from tierd.requests import Granted, Outcome, Reason, Refused
+from tierd.service.session_watch import SessionWatch, Unwatched
 
 __all__ = ["Session"]
 
@@ -42,7 +43,9 @@ class Session:
         ended: set together with `error`.
     """
 
-    def __init__(self, session_id: int, name: str, tiers: dict[Outcome, int]) -> None:
+    def __init__(
+        self, session_id: int, name: str, tiers: dict[Outcome, int], watch: SessionWatch | None = None
+    ) -> None:
         self.id = session_id
         self.name = name
         self.ended = asyncio.Event()
@@ -50,6 +53,7 @@ class Session:
         self.token = b""
         self.last_acquire_id = 0
         self._tiers = tiers
+        self._watch = watch or Unwatched()
         self._unsent: list[pb.OpenSessionResponse] = []
         self._wake = asyncio.Event()
 
@@ -58,6 +62,7 @@ class Session:
 
     def answered(self, acquire_id: int, granted: list[Granted], refused: list[Refused]) -> None:
         """The broker decided some experts: they leave with the next message."""
+        self._watch.answered(self.id, acquire_id, granted, refused)
         last = self._unsent[-1] if self._unsent else None
         if last is None or last.WhichOneof("message") != "notice" or last.notice.acquire_id != acquire_id:
             last = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))

@@ -18,6 +18,7 @@ from tierd.prefetch.hint import Hint
 from tierd.requests import AcquireRequest, Outcome, Phase
 from tierd.rpc import MAX_NAME_LENGTH, PROTOCOL, begin, status_of
 from tierd.service.session import Session
+from tierd.service.session_watch import SessionWatch, Unwatched
 
 __all__ = ["Attacher", "SessionService"]
 
@@ -80,6 +81,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         max_sessions: int,
         default_deadline: float,
         hello_seconds: float = _HELLO_SECONDS,
+        watch: SessionWatch | None = None,
     ) -> None:
         self._broker = broker
         self._attacher = attacher
@@ -90,6 +92,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         self._max_sessions = max_sessions
         self._default_deadline = default_deadline
         self._hello_seconds = hello_seconds
+        self._watch = watch or Unwatched()
         self._next_id = 1
         self._draining = False
         self.sessions: dict[int, Session] = {}
@@ -153,10 +156,11 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             raise LimitExceeded(
                 f"{self._max_sessions} nodes are connected, the most that are admitted", hint="Raise --max-sessions."
             )
-        session = Session(self._next_id, hello.name, self._tiers)
+        session = Session(self._next_id, hello.name, self._tiers, self._watch)
         self._next_id += 1
         self.sessions[session.id] = session
         self._broker.open_session(session.id, session)
+        self._watch.opened(session.id, hello.name)
         return session
 
     def _welcome(self, session: Session, resumes: bytes) -> pb.OpenSessionResponse:
@@ -205,7 +209,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     def _handle(self, session: Session, message: pb.OpenSessionRequest) -> None:
         match message.WhichOneof("message"):
             case "acquire":
-                self._broker.acquire(session.id, self._request(message.acquire))
+                request = self._request(message.acquire)
+                self._watch.asked(session.id, request)
+                self._broker.acquire(session.id, request)
                 session.last_acquire_id = message.acquire.id
             case "release":
                 self._broker.release(session.id, message.release.acquire_id)
@@ -213,6 +219,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 self._broker.cancel(session.id, message.cancel.acquire_id)
             case "hint":
                 # An absurd hint is cut to size and costs nothing: hints never end a session.
+                self._watch.hinted(session.id, message.hint.layer, len(message.hint.experts))
                 self._broker.hint(session.id, _hint(message.hint))
             case other:
                 raise SessionRefused(f"a session cannot take the message {other!r} now")
@@ -238,7 +245,13 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 self._ended.popitem(last=False)
             self._attacher.left(session.id)
             why = session.error.message if session.error is not None else "the node left"
+            self._watch.closed(session.id, why)
             _log.info("session closed", session=session.id, name=session.name, why=why)
+
+    @property
+    def connected_and_admitted(self) -> tuple[int, int]:
+        """Nodes that are connected, and nodes that were admitted since the start."""
+        return len(self.sessions), self._next_id - 1
 
     def end_sessions(self, session_ids: Iterable[int], why: str) -> None:
         """End sessions whose nodes are well; they come back with another one."""
