@@ -34,7 +34,7 @@ for variable in [name for name in os.environ if name.startswith("TIERD_") and no
     del os.environ[variable]
 SCRATCH = tempfile.TemporaryDirectory(prefix="tierd-tests-")
 # Daemons of one test shall not be warm from another; tests of the history say what they want.
-os.environ["TIERD_HISTORY"] = "off"
+os.environ["TIERD_HISTORY"] = os.environ["TIERD_NODE_HISTORY"] = "off"
 os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_STATE_HOME"] = SCRATCH.name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from compute_node.commands.options import model_options
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model
+from compute_node.prediction.table_file import TableFile
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.open import open_source
 from tierd.client.source import ExpertSource
+from tierd.state import state_directory
 
 __all__ = ["Opened", "open_store"]
 
@@ -79,6 +82,28 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
                 model = Model(source, model_options(settings))
         else:
             model = Model(source, model_options(settings))
-        with model:
+        tables = None
+        if settings.history and source.step_memory is not None:
+            tables = TableFile(state_directory() / "nodes", source.store.fingerprint)
+        with model, _remembering(tables, model):
             tokenizer = Tokenizer.from_store(source.store)
             yield Opened(source, model, tokenizer, Generator(model, tokenizer), path)
+
+
+@contextmanager
+def _remembering(tables: TableFile | None, model: Model) -> Iterator[None]:
+    """Goes on from the token tables of earlier runs, and leaves them to later ones."""
+    if tables is None:
+        yield
+        return
+    _say(tables.load(model.token_table))
+    try:
+        yield
+    finally:
+        if model.token_table.counted:
+            _say(tables.save(model.token_table))
+
+
+def _say(problem: str) -> None:
+    if problem:
+        print(f"compute-node: {problem}", file=sys.stderr)

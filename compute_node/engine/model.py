@@ -25,6 +25,7 @@ from compute_node.models.registry import family_of
 from compute_node.prediction.foresight import Foresight
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
+from tierd.policy.token_table import TokenTable
 
 __all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
 
@@ -162,6 +163,11 @@ class Model:
     def context(self) -> int:
         """Most tokens of a sequence."""
         return self.cache.context
+
+    @property
+    def token_table(self) -> TokenTable:
+        """What was learned of tokens and the experts that go with them; it changes speed only."""
+        return self._foresight.table
 
     @property
     def experts_chosen(self) -> int:

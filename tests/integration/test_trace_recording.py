@@ -57,6 +57,18 @@ def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(st
     assert 0 < arena.total.misses == traced["misses"]
 
 
+def test_what_was_learned_of_tokens_is_kept_for_the_next_run_and_changes_no_token(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIERD_NODE_HISTORY", "on")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = generate(store, "--arena", "25%", "--messages")
+    (saved,) = (tmp_path / "tierd" / "nodes").iterdir()
+    size = saved.stat().st_size
+    second = generate(store, "--arena", "25%", "--messages")
+    assert second["token_ids"] == first["token_ids"]
+    assert second["hits"] > first["hits"]
+    assert size > 10_000
+
+
 def test_a_trace_that_cannot_be_written_is_an_error_without_a_traceback(store, tmp_path):
     error = generate(store, "--in-process", "--trace", tmp_path / "no" / "t.npz", code=2)
     assert "--trace" in error

@@ -153,12 +153,14 @@ class TokenTable:
         starts: flat number of the first expert of each layer, and at the end the number of all experts.
         now: experts that a token's own step chose.
         after: experts that the step after it chose.
+        counted: tokens counted since the table was made; those of a saved one are not among them.
     """
 
     def __init__(
         self, experts_per_layer: Sequence[int], *, max_bytes: int = _DEFAULT_BYTES, max_tokens: int = 1 << 20
     ) -> None:
         self.starts = [0, *accumulate(experts_per_layer)]
+        self.counted = 0
         layers = len(experts_per_layer)
         rows = min(max_tokens, max_bytes // (2 * (layers * _PLACES * 6 + 4)))
         if rows < 1:
@@ -184,6 +186,7 @@ class TokenTable:
             experts: int32 [layers, top_k], flat numbers of the experts that its routers chose.
             previous: id of the token before it in the same text; None if it is the first.
         """
+        self.counted += 1
         self.now.count(token, experts)
         if previous is not None:
             self.after.count(previous, experts)
@@ -197,7 +200,10 @@ class TokenTable:
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Takes the content of `as_arrays`; UsageError if it is none for this model's layers."""
+        """Takes the content of `as_arrays`; UsageError if it is none for this model's layers.
+
+        What was taken before the fault was found stays: each relation is right or wrong by itself.
+        """
         for name, table in (("now", self.now), ("after", self.after)):
             prefix = f"{name}."
             part = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
