@@ -191,7 +191,7 @@ class SessionBlockReader:
         self._last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self._expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
         self._in_use: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.in_use)
-        self._taken = np.zeros((_PHASES, entries), dtype=np.uint32)
+        self._taken = np.zeros(_PHASES * entries, dtype=np.uint32)
         self._counted = self._taken.copy()
         self._highest_step = 0
 
@@ -232,32 +232,38 @@ class SessionBlockReader:
 
     def count_uses(self) -> tuple[int, int]:
         """How many uses there were in prefill and in decode since the last call; absurd jumps count as none."""
-        rise, self._counted = self._rise(self._counted)
-        return int(rise[PREFILL].sum()), int(rise[DECODE].sum())
+        places, rise, self._counted = self._rise(self._counted)
+        prefill = int(rise[places < self.entries].sum())
+        return prefill, int(rise.sum()) - prefill
 
     def take_uses(self) -> NewUses:
         """Which experts were used since the last call, when and how often; apart from `count_uses`.
 
         A counter that jumped by 2**31 or more, or went back, counts as no use.
         """
-        rise, self._taken = self._rise(self._taken)
-        experts = np.flatnonzero(rise.any(axis=0)).astype(np.int64, copy=False)
+        places, rise, self._taken = self._rise(self._taken)
+        if not places.size:
+            return NewUses(places, places, places, places)
+        experts, where = np.unique(places % self.entries, return_inverse=True)
+        uses = np.zeros((_PHASES, experts.size), np.int64)
+        uses[places // self.entries, where] = rise
         # Steps are told by their distance from the present one, since their low halves wrap.
         step = self.step()
         age = (np.uint32(step & 0xFFFFFFFF) - self._last_step[experts]).astype(np.int64)
         age[(age >= _MAX_RISE) | (age > step)] = 0
         order = np.argsort(-age, kind="stable")
-        experts = experts[order]
-        return NewUses(experts, step - age[order], rise[PREFILL, experts], rise[DECODE, experts])
+        return NewUses(experts[order], step - age[order], uses[PREFILL, order], uses[DECODE, order])
 
-    def _rise(self, before: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        now = self._uses.copy()
-        rise = (now - before).astype(np.int64)
-        absurd = rise >= _MAX_RISE
-        if absurd.any():
-            self.refused += int(absurd.sum())
-            rise[absurd] = 0
-        return rise, now
+    def _rise(self, before: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
+        """Places in both rows, one behind the other, where counters rose; by how much; and the counters now."""
+        now = self._uses.reshape(-1).copy()
+        places = np.flatnonzero(now != before).astype(np.int64, copy=False)
+        rise = (now[places] - before[places]).astype(np.int64)
+        sane = rise < _MAX_RISE
+        if not sane.all():
+            self.refused += int((~sane).sum())
+            places, rise = places[sane], rise[sane]
+        return places, rise, now
 
     def last_steps(self) -> NDArray[np.uint32]:
         """A copy of the low halves of the steps of the last uses, uint32[entries]."""
