@@ -19,7 +19,7 @@ from compute_node.engine.step import StepRunner
 from compute_node.engine.weights import Weights
 from compute_node.kernels import NUMERICS, quantises
 from compute_node.models.config_reader import parse_config
-from compute_node.models.decoder import build_program
+from compute_node.models.decoder import DecoderProgram, build_program
 from compute_node.models.decoder_config import check_geometry
 from compute_node.models.registry import family_of
 from compute_node.prediction.foresight import Foresight
@@ -83,6 +83,7 @@ class Model:
     Args:
         source: brings experts and shows the store's files and dense weights.
         options: how to run.
+        adapt: changes the program before it is run; measurements force routes by it.
 
     Raises:
         UnsupportedModel: an unknown family, or a setting or tensor whose meaning is not known.
@@ -90,7 +91,13 @@ class Model:
         UsageError: options outside their limits.
     """
 
-    def __init__(self, source: ExpertSource, options: ModelOptions | None = None) -> None:
+    def __init__(
+        self,
+        source: ExpertSource,
+        options: ModelOptions | None = None,
+        *,
+        adapt: Callable[[DecoderProgram], DecoderProgram] = lambda program: program,
+    ) -> None:
         options = options or ModelOptions()
         self.source = source
         family, config = family_of(parse_config(source.store.read_file("config.json")))
@@ -121,7 +128,7 @@ class Model:
         )
         self.rows = min(options.rows, context * options.sequences)
         weights = Weights(source.store)
-        self._program = build_program(
+        program = build_program(
             config,
             family.decoder_layer,
             weights,
@@ -131,6 +138,7 @@ class Model:
             numerics=numerics,
             quantised_experts=any(quantises(numerics, layout.format) for layout in geometry.layouts),
         )
+        self._program = adapt(program)
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
         self._foresight = Foresight(geometry)

@@ -1,0 +1,78 @@
+"""`compute-node bench decode`: tokens per second with the experts on the drive, and how near that is to its limit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from compute_node.bench.decode_speed import measure_decode
+from compute_node.bench.geometries import geometry_named
+from compute_node.commands import options
+from tierd.sizes import format_bytes
+
+__all__ = ["decode", "register"]
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the command to the group `bench`."""
+    group.command()(decode)
+
+
+def decode(
+    geometry: Annotated[str, typer.Option("--geometry", help="Of which model.")] = "glm-5.2",
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of it.")] = 4,
+    experts: Annotated[int | None, typer.Option("--experts", help="Routed experts of a layer. Default: all.")] = 128,
+    arena: Annotated[str, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of them.")] = "25%",
+    numerics: Annotated[str, typer.Option("--numerics", help="fast or exact.")] = "fast",
+    threads: options.Threads = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns of decoding and of the probe.")] = 7,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of one turn.")] = 12,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
+) -> None:
+    """Decode with experts on the drive. The store (10 GB by default) is made once, in the user's cache."""
+    notes = Console(stderr=True, highlight=False)
+    found = measure_decode(
+        geometry_named(geometry),
+        layers=layers,
+        experts=experts,
+        arena=arena,
+        threads=threads,
+        numerics=numerics,
+        rounds=rounds,
+        tokens=tokens,
+        tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
+    )
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    table = Table("figure", "value")
+    waited = {name: sum(turn["wait_by_outcome"][name] for turn in found["turns"]) for name in ("miss", "joined", "hit")}
+    for name, value in (
+        ("tokens/s", f"{found['tokens_per_second']:.2f}"),
+        ("projected to the whole model, tokens/s", f"{found['projected_tokens_per_second']:.3f}"),
+        ("experts found in RAM", f"{100 * (found['hit_rate'] or 0):.1f} %"),
+        ("demanded misses, GB/s", f"{found['missed_bytes_per_second'] / 1e9:.2f}"),
+        ("the drive's probe, GB/s", f"{found['probe_bytes_per_second'] / 1e9:.2f}"),
+        ("share of the drive", f"{found['drive_share']:.2f}"),
+        ("time that waited for experts", f"{100 * found['wait_share']:.0f} %"),
+        ("waited, s", ", ".join(f"{name} {value:.2f}" for name, value in waited.items())),
+        ("weights of a token", format_bytes(found["bytes_per_token"])),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    if found["note"]:
+        console.print(found["note"], style="dim", markup=False)
+    if found["void"]:
+        share = 100 * found["foreign_cpu_share"]
+        console.print(f"Others took {share:.0f} % of the cores, the daemon included.")
