@@ -173,6 +173,7 @@ def _greeting(store: ExpertStore, running: Running) -> str:
         ),
         (
             f"arena {format_bytes(running.arena_bytes)} ({share:.0%}), {running.slots} slots · "
+            f"{format_bytes(running.ram_bytes)} for the whole daemon · "
             f"drive {'direct' if running.direct else 'buffered'}"
         ),
         *running.drives,

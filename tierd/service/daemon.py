@@ -66,6 +66,7 @@ class Running:
     address: Address
     http_url: str
     arena_bytes: int
+    ram_bytes: int
     slots: int
     slot_bytes: int
     direct: bool
@@ -196,6 +197,7 @@ class Daemon:
             address=listener.address,
             http_url=http_url,
             arena_bytes=arena.slots * arena.slot_bytes,
+            ram_bytes=size.ram,
             slots=arena.slots,
             slot_bytes=arena.slot_bytes,
             direct=device.stats.direct,
@@ -214,7 +216,7 @@ class Daemon:
             RecordReader(self._broker, copy),
             boot_id=self._boot_id.hex(),
             tiers=[RAM_TIER, DRIVE_TIER],
-            slots=arena.slots,
+            slots=lambda: arena.slots,
             default_deadline=self._settings.deadline_seconds,
         )
         store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -37,7 +37,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         *,
         boot_id: str,
         tiers: list[str],
-        slots: int,
+        slots: Callable[[], int],
         default_deadline: float,
         stall_seconds: float = _STALL_SECONDS,
     ) -> None:
@@ -56,16 +56,16 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
     ) -> pb.DescribeResponse:
         """The manifest and what the daemon adds to it."""
         del request, context
-        slot_bytes = self._store.geometry.slot_bytes
+        slot_bytes, slots = self._store.geometry.slot_bytes, self._slots()
         return pb.DescribeResponse(
             protocol=PROTOCOL,
             manifest=self._store.manifest.model_dump_json(),
             fingerprint=self._store.fingerprint,
             boot_id=self._boot_id,
             tiers=self._tiers,
-            arena_bytes=self._slots * slot_bytes,
+            arena_bytes=slots * slot_bytes,
             slot_bytes=slot_bytes,
-            slots=self._slots,
+            slots=slots,
         )
 
     async def ReadFile(  # type: ignore[override]  # noqa: N802, the name is the contract's
