@@ -1,0 +1,59 @@
+"""`compute-node bench llama-cpp`: this node beside llama.cpp on the same geometry."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from compute_node.bench.geometries import geometry_named
+from compute_node.bench.llama_cpp import measure_llama_cpp
+from compute_node.commands import options
+
+__all__ = ["llama_cpp", "register"]
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the command to the group `bench`."""
+    group.command("llama-cpp")(llama_cpp)
+
+
+def llama_cpp(
+    geometry: Annotated[str, typer.Option("--geometry", help="olmoe-1b-7b or qwen3-30b-a3b.")] = "olmoe-1b-7b",
+    layers: Annotated[int | None, typer.Option("--layers", help="Layers of it. Default: all.")] = None,
+    threads: options.Threads = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns of each side.")] = 5,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens decoded in a turn.")] = 32,
+    prompt: Annotated[int, typer.Option("--prompt", min=2, help="Tokens of the prompt.")] = 512,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Prompt tokens computed at once on this side.")] = 256,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
+) -> None:
+    """Decode and prefill beside llama.cpp; needs the packages xllamacpp and gguf, and 4 GB of temporary space."""
+    notes = Console(stderr=True, highlight=False)
+    config = geometry_named(geometry).cut(layers)
+    found = measure_llama_cpp(
+        config,
+        threads=threads,
+        rounds=rounds,
+        tokens=tokens,
+        prompt=prompt,
+        rows=rows,
+        tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
+    ) | {"geometry": geometry, "layers": config["num_hidden_layers"]}
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    table = Table("tokens/s", "tierd", "llama.cpp", "ratio")
+    for figure in ("decode", "prefill"):
+        ours, theirs = (np.median([turn[figure] for turn in found[side]]) for side in ("ours", "llama_cpp"))
+        table.add_row(figure, f"{ours:.1f}", f"{theirs:.1f}", f"{found[f'{figure}_ratio']:.2f}")
+    console = Console(highlight=False)
+    console.print(table)
+    if found["void"]:
+        console.print("Void: the machine was not free enough. Repeat it on a quiet one.")
