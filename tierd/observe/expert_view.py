@@ -18,6 +18,9 @@ __all__ = ["ExpertSources", "ExpertView", "Place"]
 HEAT_HALF_LIFE: Final = 20.0
 """Seconds in which the heat of an expert that is not used any more halves."""
 
+_FIRST_PEAK: Final = 20.0
+"""Uses that the hottest expert is credited with at first, by the history or by what was asked for until now."""
+
 
 class Place(IntEnum):
     """The fastest tier that has an expert."""
@@ -64,7 +67,10 @@ class ExpertView:
         self._unasked = dict(sources.unasked())
         rates = sources.rates()
         peak = float(rates.max(initial=0.0))
-        self._heat: NDArray[np.float64] = rates / peak if peak > 0 else np.zeros(rates.size)
+        if peak <= 0:
+            rates = self._asked.astype(np.float64)
+            peak = max(1.0, float(rates.max(initial=0.0)))
+        self._heat: NDArray[np.float64] = rates * (_FIRST_PEAK / peak)
         self.places = self._look()
         self.used: NDArray[np.uint32] = np.zeros(rates.size, dtype=np.uint32)
 

@@ -18,7 +18,7 @@ export class Brain {
     this.repaint = true;
     this.readTheme();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readTheme());
-    new ResizeObserver(() => this.resize()).observe(canvas);
+    addEventListener("resize", () => this.resize());
     this.listen();
     const frame = (now) => {
       this.draw(performance.timeOrigin + now);
@@ -54,13 +54,21 @@ export class Brain {
     this.repaint = true;
   }
 
+  /** Makes the canvas as high as the map needs, and no higher than the style sheet says. */
   resize() {
+    const { cells, lens } = this;
+    if (cells.total) {
+      this.canvas.style.height = "";
+      const most = this.canvas.getBoundingClientRect();
+      lens.fit(most.width, most.height, cells.columns, cells.layers.length);
+      this.canvas.style.height = `${Math.ceil(Math.min(most.height, lens.base[1] * cells.layers.length))}px`;
+    }
     const box = this.canvas.getBoundingClientRect();
     const scale = Math.min(devicePixelRatio || 1, 2);
     this.canvas.width = Math.max(1, Math.round(box.width * scale));
     this.canvas.height = Math.max(1, Math.round(box.height * scale));
     this.scale = scale;
-    if (this.cells.total) this.lens.fit(box.width, box.height, this.cells.columns, this.cells.layers.length);
+    if (cells.total) lens.fit(box.width, box.height, cells.columns, cells.layers.length);
     this.redraw = true;
   }
 

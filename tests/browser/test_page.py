@@ -1,0 +1,209 @@
+"""The web page in a real browser against a real daemon: what it shows is what is, also when the daemon dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+
+import httpx
+import pytest
+from daemons import eventually
+from sessions import RawSession
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the Debian package chromium")
+
+FLAGS = [
+    "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-gpu",
+]  # fmt: skip
+RAM, ONE_DRIVE = 3, 1
+LIVE, GONE = "#link[data-state=live]", "#link[data-state=gone]"
+READ_PIXEL = """([layer, expert]) => {
+    const { brain } = tierd, { lens } = brain;
+    const [x, y] = lens.corner(brain.cells.layers.findIndex((one) => one.number === layer), expert);
+    const [w, h] = lens.cell;
+    const at = [(x + w / 2) * brain.scale, (y + h / 2) * brain.scale];
+    return [...brain.canvas.getContext("2d").getImageData(...at, 1, 1).data];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def daemon(serve_module, pattern_store):
+    return serve_module(pattern_store.path, "--arena", 48 * pattern_store.geometry.slot_bytes, http="127.0.0.1:0")
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens pages; in the end none of them may have complained, or asked anybody but the daemon."""
+    contexts, complaints = [], []
+
+    def visit(url, *, expect_errors=False, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        if not expect_errors:
+            # Reading pixels is what the tests do, not the page.
+            page.on("console", lambda m: None if "getImageData" in m.text else complaints.append(m.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.requests = []
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.on("response", lambda r: complaints.append(r.url) if r.status != 200 and not expect_errors else None)
+        page.goto(url)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def until(page, condition):
+    """Wait for a condition in the page; its own rules forbid the waiting that the browser's tools would do there."""
+    return eventually(lambda: page.evaluate(condition), 15)
+
+
+def places(page):
+    return page.evaluate("Array.from(tierd.brain.cells.places)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1240, 900), (390, 844)], ids=["desktop", "phone"])
+def test_the_page_loads_and_fits(daemon, visit, scheme, width, height, tmp_path):
+    page = visit(daemon.http, color_scheme=scheme, viewport={"width": width, "height": height})
+    page.wait_for_selector(LIVE)
+    until(page, "tierd.brain.frames > 2 && document.querySelectorAll('#tiers .bar').length === 2")
+    assert page.title() == "tierd · store"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert all(url.startswith(daemon.http + "/") for url in page.requests)
+    assert len(page.requests) >= 7
+    until(page, "document.querySelector('#c-drive').textContent > '0'")
+    shown = [int(page.text_content(f"#c-{place}")) for place in ("nowhere", "drive", "drives", "ram")]
+    assert sum(shown) == 64
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) > 380) == (scheme == "light")
+    keep = os.environ.get("TIERD_TESTS_SCREENSHOTS")
+    page.screenshot(path=f"{keep or tmp_path}/{scheme}-{width}.png", full_page=True)
+
+
+def test_cells_are_where_the_daemon_has_them_and_flash_when_used(daemon, visit):
+    page = visit(daemon.http, color_scheme="dark")
+    page.wait_for_selector(LIVE)
+    raw = RawSession(daemon.address)
+    raw.hello(name="watched")
+    raw.acquire(1, [3, 9])
+    raw.answers(2)
+    raw.acquire(2, [0])
+    raw.answers(1)
+    until(page, f"tierd.brain.cells.places[2 * 16] === {RAM}")
+    shown = places(page)
+    assert [flat for flat, place in enumerate(shown) if place == RAM] == [16 + 3, 16 + 9, 32]
+    assert set(shown) == {RAM, ONE_DRIVE}
+    # Blue where RAM is, yellow where a drive is, once the flash has passed.
+    until(page, "tierd.brain.cells.flashing.size === 0")
+    red, _, blue, _ = page.evaluate(READ_PIXEL, [1, 3])
+    assert blue > red + 20
+    red, _, blue, _ = page.evaluate(READ_PIXEL, [1, 4])
+    assert red > blue + 20
+    # An expert in RAM is used again: nothing moves, and still it is seen.
+    page.evaluate(
+        f"""() => {{
+            const read = {READ_PIXEL};
+            globalThis.brightest = 0;
+            (function look() {{
+                brightest = Math.max(brightest, Math.min(...read([1, 3]).slice(0, 3)));
+                requestAnimationFrame(look);
+            }})();
+        }}"""
+    )
+    raw.acquire(1, [3])
+    raw.answers(1)
+    until(page, "brightest > 150")
+    assert page.evaluate("tierd.brain.cells.uses[19]") == 2
+    page.wait_for_selector("#sessions td:has-text('watched')")
+    raw.close()
+    page.wait_for_selector("#sessions td:has-text('No compute node')")
+
+
+def test_search_keys_and_pause(daemon, visit):
+    page = visit(daemon.http)
+    page.wait_for_selector(LIVE)
+    until(page, "tierd.brain.cells.total === 64")
+    page.fill("#find", "2 5")
+    assert page.text_content("#said").startswith("layer 2, expert 5 · ")
+    page.focus("#cells")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    assert page.text_content("#said").startswith("layer 1, expert 6 · ")
+    page.fill("#find", "3")
+    assert "of 16 experts in RAM" in page.text_content("#said")
+    page.fill("#find", "99")
+    assert page.text_content("#said") == "There is no layer 99 with experts."
+    page.hover("#cells", position={"x": 300, "y": 60})
+    assert page.text_content("#tip b").startswith("layer ")
+    before = page.evaluate("tierd.brain.lens.zoom")
+    page.click("#zoom-in")
+    assert page.evaluate("tierd.brain.lens.zoom") > before
+    page.click("#zoom-fit")
+    assert page.evaluate("tierd.brain.lens.zoom") == 1
+    page.click("#pause")
+    frames = page.evaluate("tierd.brain.frames")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("tierd.brain.frames") == frames
+    page.click("#pause")
+    until(page, f"tierd.brain.frames > {frames}")
+
+
+def test_a_killed_daemon_is_told_and_its_successor_found(serve, visit, pattern_store):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    arena = 16 * pattern_store.geometry.slot_bytes
+    daemon = serve(pattern_store.path, "--arena", arena, http=f"127.0.0.1:{port}")
+    page = visit(daemon.http, expect_errors=True)
+    page.wait_for_selector(LIVE)
+    raw = RawSession(daemon.address)
+    raw.hello()
+    raw.acquire(0, [1])
+    raw.answers(1)
+    until(page, f"tierd.brain.cells.places[1] === {RAM}")
+    raw.close()
+    daemon.kill()
+    page.wait_for_selector(GONE)
+    assert page.is_visible("#notice")
+    assert "What you see is old" in page.text_content("#notice")
+    daemon.start()
+    page.wait_for_selector(LIVE)
+    assert not page.is_visible("#notice")
+    until(page, f"tierd.brain.cells.places[1] === {ONE_DRIVE}")
+    # A stopped process keeps its connections and says nothing.
+    os.kill(daemon.process.pid, 19)
+    page.wait_for_selector(GONE)
+    os.kill(daemon.process.pid, 18)
+    page.wait_for_selector(LIVE)
+
+
+def test_a_page_too_many_is_told_why(daemon, visit):
+    with httpx.Client() as client:
+        streams = [client.build_request("GET", f"{daemon.http}/page/stream") for _ in range(8)]
+        answers = [client.send(stream, stream=True) for stream in streams]
+        assert all(answer.status_code == 200 for answer in answers)
+        reading = [answer.iter_raw() for answer in answers]
+        assert all(next(stream) for stream in reading)
+        page = visit(daemon.http, expect_errors=True)
+        page.wait_for_selector(GONE)
+        assert "8 pages are open" in page.text_content("#notice")
+        for answer in answers:
+            answer.close()
+    page.wait_for_selector(LIVE)
+    eventually(lambda: httpx.get(f"{daemon.http}/healthz").status_code == 200)
