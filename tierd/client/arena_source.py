@@ -14,16 +14,16 @@ from tierd.addresses import Address
 from tierd.api import session_pb2 as pb
 from tierd.arena.attach import Attachment, attach
 from tierd.arena.table import unpack
+from tierd.client.hints import Absent, absent_experts, hint_message
 from tierd.client.loop_thread import LoopThread
+from tierd.client.refusals import refusal_error
 from tierd.client.residents import Residents
 from tierd.client.session_link import SessionLink
 from tierd.client.source import DirectAccess, Phase, SourceStats, StepMemory, StoreView, Use
 from tierd.client.visit import Visit
 from tierd.errors import (
     DaemonUnavailable,
-    DataLoss,
     DeadlineExceeded,
-    DriveError,
     LimitExceeded,
     TierdError,
 )
@@ -151,11 +151,37 @@ class ArenaSource:
         self.stats.requested += uses
         self._count_unasked(uses, discarded)
 
-    def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
+    def absent(self, layer: int) -> Absent | None:
+        """See `ExpertSource.absent`; None while there is no session."""
+        attached = self._attached
+        if attached is None or attached.link.lost is not None:
+            return None
+        return absent_experts(attached.memory, self._geometry.layer_start(layer), self._geometry.experts_in(layer))
+
+    def hint(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
+    ) -> None:
+        """See `ExpertSource.hint`."""
+        absent, attached = self.absent(layer), self._attached
+        if absent is not None and attached is not None and absent[list(experts)].any():
+            message = hint_message(layer, experts, probabilities, step=step, lead_seconds=lead_seconds)
+            self.stats.hints += 1
+            self._loop.call(attached.link.mention, message)
+
+    def visit(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        use: Use,
+        *,
+        step: int,
+        phase: Phase,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """See `ExpertSource.visit`."""
         self.stats.visits += 1
         self.stats.requested += len(experts)
-        visit = Visit(layer, self._geometry.layer_start(layer), use, step, phase, list(experts))
+        visit = Visit(layer, self._geometry.layer_start(layer), use, step, phase, meanwhile, list(experts))
         repeats = 0
         while visit.fresh or visit.torn or visit.again:
             attached = self._attached if self._attached is not None else self._reattach()
@@ -199,6 +225,8 @@ class ArenaSource:
             torn = residents.use(visit.first, found, visit.use, step=visit.step, phase=visit.phase)
             visit.drop(found.keys() - torn)
             self._count_unasked(len(found) - len(torn), len(torn))
+            if wave:
+                visit.spend_free_time()
             redo = self._take(attached, visit, wave) if wave else []
         finally:
             if wave:
@@ -248,7 +276,7 @@ class ArenaSource:
                 if not visit.again:
                     self._count(link, ready)
             if answer.failed:
-                raise _error(visit.layer, answer.failed[0])
+                raise refusal_error(visit.layer, answer.failed[0])
         redo = attached.residents.settle(visit.first, used, step=visit.step)
         self.stats.discarded += len(redo)
         return redo
@@ -368,16 +396,3 @@ def _bounded(repeats: int, layer: int) -> int:
     if repeats > _MAX_REPEATS:
         raise DeadlineExceeded(f"layer {layer} had to be asked for {repeats} times and never came whole")
     return repeats
-
-
-def _error(layer: int, failed: pb.Failed) -> TierdError:
-    """What a refused expert means on this side."""
-    match failed.reason:
-        case pb.REASON_DATA_LOSS:
-            return DataLoss(failed.detail)
-        case pb.REASON_DEADLINE_EXCEEDED:
-            return DeadlineExceeded(failed.detail)
-        case pb.REASON_UNAVAILABLE:
-            return DriveError(failed.detail)
-        case _:
-            return DaemonUnavailable(f"layer {layer} expert {failed.expert}: {failed.detail}")

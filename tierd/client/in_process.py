@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Final, Protocol
 
@@ -110,14 +110,31 @@ class InProcess:
         stats.tiers[RAM] = stats.tiers.get(RAM, 0) + uses
         stats.discarded += discarded
 
-    def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
+    def absent(self, layer: int) -> None:
+        """None: nothing is read ahead here."""
+
+    def hint(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
+    ) -> None:
+        """Nothing is read ahead here."""
+
+    def visit(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        use: Use,
+        *,
+        step: int,
+        phase: Phase,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Resident experts first, then the others one by one, each read once; see `ExpertSource.visit`.
 
         Raises:
             LimitExceeded: the store has no such layer or expert.
             DriveError: a record could not be read, or its checksum does not match; there is no second copy here.
         """
-        del step, phase
+        del step, phase, meanwhile  # no time is free: the node reads by itself
         geometry, stats = self.store.geometry, self.stats
         flats = [geometry.flat(layer, expert) for expert in experts]
         missing = [place for place, flat in enumerate(flats) if self._words[flat] == 0]

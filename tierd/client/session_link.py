@@ -78,6 +78,10 @@ class SessionLink:
             self._idle = None
         self._outgoing.put_nowait(message)
 
+    def mention(self, message: pb.OpenSessionRequest) -> None:
+        """Queue a message that changes nothing of what the session holds."""
+        self._outgoing.put_nowait(message)
+
     def release_when_idle(self, acquire_id: int) -> None:
         """Give the acquire's grants back soon, unless the next acquire does so first."""
         release = pb.OpenSessionRequest(release=pb.Release(acquire_id=acquire_id))

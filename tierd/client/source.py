@@ -42,6 +42,7 @@ class SourceStats:
         visits: calls of `visit`, and layers that native code read without it.
         unasked: hits that cost no message.
         messages: requests for experts that were sent to a daemon.
+        hints: messages that told of experts which would probably be wanted.
         discarded: uses that were thrown away because the bytes may have changed under them.
     """
 
@@ -54,6 +55,7 @@ class SourceStats:
     visits: int = 0
     unasked: int = 0
     messages: int = 0
+    hints: int = 0
     discarded: int = 0
 
 
@@ -168,7 +170,34 @@ class ExpertSource(Protocol):
             discarded: results that it threw away; these experts were left to `visit`.
         """
 
-    def visit(self, layer: int, experts: Sequence[int], use: Use, *, step: int, phase: Phase) -> None:
+    def absent(self, layer: int) -> NDArray[np.bool_] | None:
+        """Which experts of a layer are not in RAM now: bool [experts]; None where nobody listens to hints."""
+
+    def hint(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
+    ) -> None:
+        """Say which experts this node will probably want; it replaces the last hint for the layer. Never waits.
+
+        A hint changes how fast an expert comes and nothing else. Nothing is sent where all of them are in RAM.
+
+        Args:
+            layer: model layer number.
+            experts: numbers in the layer.
+            probabilities: of each, 0 to 1.
+            step: the step that will want them, as in `visit`.
+            lead_seconds: until the layer is expected to start; 0 is unknown.
+        """
+
+    def visit(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        use: Use,
+        *,
+        step: int,
+        phase: Phase,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Call `use` for every expert of `experts`, in order of arrival, and return when all uses are certain.
 
         Args:
@@ -178,6 +207,8 @@ class ExpertSource(Protocol):
             use: see `Use`.
             step: decode step or prefill chunk, rising.
             phase: prefill or decode, for the counters.
+            meanwhile: called at most once, when the missing experts have been asked for and the others were used: the
+                time until the first of them comes is free.
 
         Raises:
             DataLoss: no good copy of an expert exists.
