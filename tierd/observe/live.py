@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tierd import __version__
 from tierd.observe.expert_view import ExpertSources
-from tierd.observe.live_series import INTERVAL, LiveSeries, StepCounter
+from tierd.observe.live_series import INTERVAL, LiveSeries
 from tierd.observe.metrics import Watched
 from tierd.observe.page_stream import PageStream
 from tierd.requests import Outcome
@@ -51,7 +51,6 @@ class Live:
         self._parts = parts
         self._statistics = statistics
         self._nodes = nodes
-        self._counted_steps = StepCounter(nodes.steps)
         self._shards: NDArray[np.intp] = np.asarray(store.index["shard"]).astype(np.intp)
         self._shard_count = len(store.shard_paths)
         geometry = store.geometry
@@ -97,7 +96,7 @@ class Live:
         total, prefetch = counted.total(), counted.prefetch
         drives = [drive.device.stats for drive in self._parts.drives.replicas.drives]
         return {
-            "steps": self._counted_steps.total(),
+            "steps": self._parts.steps.total(),
             "requests": total.requests,
             "hits": total.hits,
             "misses": total.misses,

@@ -20,6 +20,7 @@ from tierd.observe.activity import Activity
 from tierd.observe.broker_metrics import broker_metrics
 from tierd.observe.drive_metrics import drive_metrics
 from tierd.observe.families import counter, gauge, histogram, info
+from tierd.observe.live_series import StepCounter
 from tierd.observe.memory_metrics import arena_metrics, memory_metrics
 from tierd.observe.prefetch_metrics import prefetch_metrics
 from tierd.service.drives import Drives
@@ -32,6 +33,7 @@ _BUILD = info("tierd_build", "Version, store and policy of this daemon.", "versi
 _START = gauge("tierd_start_time_seconds", "When the daemon started, since the epoch.")
 _SESSIONS = gauge("tierd_sessions", "Compute nodes that are connected.")
 _OPENED = counter("tierd_sessions_opened", "Compute nodes that were admitted.")
+_STEPS = counter("tierd_steps", "Steps that attached nodes began; a decode step makes one token of each sequence.")
 _LAG = histogram("tierd_loop_lag_seconds", "How late the event loop answers a timer.")
 _EVENTS = counter("tierd_recorder_events", "Events that the flight recorder noted.")
 
@@ -48,6 +50,7 @@ class Watched:
         remembering: history and pins.
         activity: waits and events.
         sessions: how many nodes are connected, and how many were admitted since the start.
+        steps: of all attached nodes.
     """
 
     broker: Broker
@@ -57,6 +60,7 @@ class Watched:
     remembering: Remembering
     activity: Activity
     sessions: Callable[[], tuple[int, int]]
+    steps: StepCounter
 
 
 class DaemonMetrics(Collector):
@@ -86,6 +90,7 @@ class DaemonMetrics(Collector):
         connected, admitted = parts.sessions()
         yield _SESSIONS.one(connected)
         yield _OPENED.one(admitted)
+        yield _STEPS.one(parts.steps.total())
         yield _LAG.spread([((), parts.activity.lags)])
         yield _EVENTS.one(parts.activity.recorder.noted)
         yield from broker_metrics(parts.broker, parts.activity)

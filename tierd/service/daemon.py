@@ -23,6 +23,7 @@ from tierd.errors import UsageError
 from tierd.observe.activity import Activity
 from tierd.observe.http import HttpServer, make_app
 from tierd.observe.live import Live
+from tierd.observe.live_series import StepCounter
 from tierd.observe.metrics import DaemonMetrics, Watched
 from tierd.observe.watched_policy import WatchedPolicy
 from tierd.policy.policies import make_policy
@@ -178,7 +179,14 @@ class Daemon:
             steps=attacher.steps,
         )
         parts = Watched(
-            broker, arena, drives, self._ram, self._remembering, activity, lambda: self._sessions.connected_and_admitted
+            broker,
+            arena,
+            drives,
+            self._ram,
+            self._remembering,
+            activity,
+            lambda: self._sessions.connected_and_admitted,
+            StepCounter(attacher.steps),
         )
         self._metrics = DaemonMetrics(
             parts, fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
