@@ -253,10 +253,10 @@ class Model:
             cancelled: see `extend`.
             observe: see `extend`.
         """
-        outside = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
-        if outside.size:
-            raise LimitExceeded(f"token id {outside[0]} is outside the vocabulary of {self.config.vocab_size} tokens")
         program, times, rows = self._program, self.times, len(tokens)
+        for token in (tokens[0],) if rows == 1 else (tokens.min(), tokens.max()):
+            if not 0 <= token < self.config.vocab_size:
+                raise LimitExceeded(f"token id {token} is outside the vocabulary of {self.config.vocab_size} tokens")
         begun, waited = time.perf_counter(), self.source.stats.wait_seconds
         try:
             program.batch.set(tokens, positions, bases)

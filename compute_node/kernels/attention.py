@@ -25,6 +25,10 @@ __all__ = ["TILE", "attention", "kv_append"]
 
 TILE: Final = 64
 """Positions that share one softmax before tiles are merged."""
+ROOM: Final = 128
+"""Floats between the scores of rows that are computed together: a tile and the lanes behind it."""
+STATE: Final = 4 * ROOM
+"""Where, behind four rows of scores, the largest score and the sum of each row are kept."""
 _TYPICAL_CONTEXT: Final = 256
 _LOWEST: Final = np.float32(-np.inf)
 
@@ -36,26 +40,13 @@ COUNT, HEADS, GROUP, HEAD_DIM, SLOTS, SCALE, WINDOW = range(8, 15)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scores(q: int, keys: int, row_bytes: int, begin: int, end: int, head_dim: int, scale: Any, out: int) -> Any:
-    """Scaled scores of positions begin..end of a tile, -inf for its others; returns the largest.
-
-    `keys` is the key at `begin`; a score lies at its position's place in the tile, and so in the same lane always.
-    """
+def _largest(out: int, begin: int, end: int) -> Any:
+    """Makes the scores outside begin..end of a tile -inf; returns the largest of the others."""
     s = f32_at(out)
     for j in range(begin):
         s[j] = _LOWEST
     for j in range(end, TILE):
         s[j] = _LOWEST
-    last = end - 1
-    for j in range(begin, end, 4):
-        a, b, c = min(j + 1, last), min(j + 2, last), min(j + 3, last)
-        at = keys - begin * row_bytes
-        places = (at + j * row_bytes, at + a * row_bytes, at + b * row_bytes, at + c * row_bytes)
-        sums = dots_f32(places, (q,), head_dim, places[0] + 4 * row_bytes)
-        s[j] = sums[0] * scale
-        s[a] = sums[1] * scale
-        s[b] = sums[2] * scale
-        s[c] = sums[3] * scale
     lane = f32_at(out + TILE * 4)
     for j in range(16):
         lane[j] = larger32(larger32(s[j], s[16 + j]), larger32(s[32 + j], s[48 + j]))
@@ -63,6 +54,26 @@ def _scores(q: int, keys: int, row_bytes: int, begin: int, end: int, head_dim: i
     for j in range(16):
         largest = larger32(largest, lane[j])
     return largest
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scores(queries: Any, keys: int, row_bytes: int, begin: int, end: int, head_dim: int, scale: Any, out: int) -> None:
+    """Scaled scores of positions begin..end of a tile for one query or four, `ROOM` floats apart.
+
+    `keys` is the key at `begin`; a score lies at its position's place in the tile, and so in the same lane always.
+    """
+    last = end - 1
+    at = keys - begin * row_bytes
+    for j in range(begin, end, 4):
+        a, b, c = min(j + 1, last), min(j + 2, last), min(j + 3, last)
+        places = (at + j * row_bytes, at + a * row_bytes, at + b * row_bytes, at + c * row_bytes)
+        sums = dots_f32(places, queries, head_dim, places[0] + 4 * row_bytes)
+        for row in range(len(queries)):
+            s = f32_at(out + row * ROOM * 4)
+            s[j] = sums[row * 4] * scale
+            s[a] = sums[row * 4 + 1] * scale
+            s[b] = sums[row * 4 + 2] * scale
+            s[c] = sums[row * 4 + 3] * scale
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -81,44 +92,111 @@ def _weights(scores: int, largest: Any) -> Any:
     return (lane[0] + lane[2]) + (lane[1] + lane[3])
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def _merge(
+    out: int, state: int, scores: int, largest: Any, values: int, rows: int, begin: int, count: int, d: int
+) -> None:
+    """Adds a tile's softmax to a row: `state` holds the largest score and the sum so far, `out` the weighted values.
+
+    `rows` is the value at the tile's `begin`, `count` values follow each other, `d` is the width of a head.
+    """
+    s, y, o = f32_at(state), f32_at(out), f32_at(values)
+    tile_total = _weights(scores, largest)
+    weighted_sum(scores + begin * 4, rows, d * 4, count, d, values)
+    merged = larger32(s[0], largest)
+    before, now = exp32(s[0] - merged), exp32(largest - merged)
+    s[1] = s[1] * before + tile_total * now
+    for j in range(d):
+        y[j] = y[j] * before + o[j] * now
+    s[0] = merged
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _begin(out: int, state: int, head_dim: int) -> None:
+    y, s = f32_at(out), f32_at(state)
+    s[0], s[1] = _LOWEST, np.float32(0)
+    for d in range(head_dim):
+        y[d] = np.float32(0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _finish(out: int, state: int, head_dim: int) -> None:
+    y, total = f32_at(out), f32_at(state)[1]
+    for d in range(head_dim):
+        y[d] = y[d] / total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _one(m: Any, row: int, q: int, start: int, out: int, scores: int, values: int) -> None:
+    """One row of one head; `start` is where position 0 lies in the caches."""
+    head_dim, scale, row_bytes = m[HEAD_DIM], f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
+    position, state = i64_at(m[POSITIONS])[row], scores + STATE * 4
+    first = max(0, position - m[WINDOW] + 1) if m[WINDOW] > 0 else 0
+    _begin(out, state, head_dim)
+    for tile in range(first // TILE * TILE, position + 1, TILE):
+        begin, end = max(tile, first), min(tile + TILE, position + 1)
+        at = start + begin * row_bytes
+        _scores((q,), m[K_CACHE] + at, row_bytes, begin - tile, end - tile, head_dim, scale, scores)
+        largest = _largest(scores, begin - tile, end - tile)
+        _merge(out, state, scores, largest, values, m[V_CACHE] + at, begin - tile, end - begin, head_dim)
+    _finish(out, state, head_dim)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _four(m: Any, row: int, q: int, start: int, out: int, scores: int, values: int) -> None:
+    """Four rows of one head and one sequence, whose keys are loaded once for all; no window."""
+    head_dim, scale, row_bytes = m[HEAD_DIM], f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
+    positions, step, q_step = i64_at(m[POSITIONS]), m[Y_STRIDE], m[Q_STRIDE]
+    last = max(positions[row], positions[row + 1], positions[row + 2], positions[row + 3])
+    queries = (q, q + q_step, q + 2 * q_step, q + 3 * q_step)
+    for r in range(4):
+        _begin(out + r * step, scores + (STATE + 2 * r) * 4, head_dim)
+    for tile in range(0, last + 1, TILE):
+        at = start + tile * row_bytes
+        _scores(queries, m[K_CACHE] + at, row_bytes, 0, min(tile + TILE, last + 1) - tile, head_dim, scale, scores)
+        for r in range(4):
+            count = min(TILE, positions[row + r] + 1 - tile)
+            if count > 0:
+                own, state = scores + r * ROOM * 4, scores + (STATE + 2 * r) * 4
+                largest = _largest(own, 0, count)
+                _merge(out + r * step, state, own, largest, values, m[V_CACHE] + at, 0, count, head_dim)
+    for r in range(4):
+        _finish(out + r * step, scores + (STATE + 2 * r) * 4, head_dim)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _inside(m: Any, row: int) -> Any:
+    """True if a row's position and base lie in the cache."""
+    position, base = i64_at(m[POSITIONS])[row], i64_at(m[BASES])[row]
+    return position >= 0 and base >= 0 and base + position < m[SLOTS]
+
+
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _attention_kernel(args: int, lo: int, hi: int) -> None:
     """One unit is one head of one row, heads outermost, so that threads share the work of a causal prefill evenly."""
     m = i64_at(args)
-    rows, head_dim, slots = i64_at(m[COUNT])[0], m[HEAD_DIM], m[SLOTS]
-    scale, row_bytes = f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
+    rows, row_bytes, bases = i64_at(m[COUNT])[0], m[HEAD_DIM] * 4, i64_at(m[BASES])
     scores, values = stack_floats(), stack_floats()
-    o = f32_at(values)
-    for unit in range(lo, hi):
+    unit = lo
+    while unit < hi:
         head, row = unit // rows, unit % rows
-        position, base = i64_at(m[POSITIONS])[row], i64_at(m[BASES])[row]
         out = m[Y] + row * m[Y_STRIDE] + head * row_bytes
-        y = f32_at(out)
-        if position < 0 or base < 0 or base + position >= slots:
-            for d in range(head_dim):
-                y[d] = np.float32(np.nan)
-            continue
         q = m[Q] + row * m[Q_STRIDE] + head * row_bytes
-        start = ((head // m[GROUP]) * slots + base) * row_bytes
-        first = max(0, position - m[WINDOW] + 1) if m[WINDOW] > 0 else 0
-        largest, total = _LOWEST, np.float32(0)
-        for d in range(head_dim):
-            y[d] = np.float32(0)
-        for tile in range(first // TILE * TILE, position + 1, TILE):
-            begin, end = max(tile, first), min(tile + TILE, position + 1)
-            at = start + begin * row_bytes
-            keys, live = m[K_CACHE] + at, scores + (begin - tile) * 4
-            tile_largest = _scores(q, keys, row_bytes, begin - tile, end - tile, head_dim, scale, scores)
-            tile_total = _weights(scores, tile_largest)
-            weighted_sum(live, m[V_CACHE] + at, row_bytes, end - begin, head_dim, values)
-            merged = larger32(largest, tile_largest)
-            before, now = exp32(largest - merged), exp32(tile_largest - merged)
-            total = total * before + tile_total * now
-            for d in range(head_dim):
-                y[d] = y[d] * before + o[d] * now
-            largest = merged
-        for d in range(head_dim):
-            y[d] = y[d] / total
+        start = ((head // m[GROUP]) * m[SLOTS] + bases[row]) * row_bytes
+        together = m[WINDOW] == 0 and row + 4 <= rows and unit + 4 <= hi
+        for other in range(row, row + 4 if together else row):
+            together = together and _inside(m, other) and bases[other] == bases[row]
+        if together:
+            _four(m, row, q, start, out, scores, values)
+            unit += 4
+            continue
+        if _inside(m, row):
+            _one(m, row, q, start, out, scores, values)
+        else:
+            y = f32_at(out)
+            for d in range(m[HEAD_DIM]):
+                y[d] = np.float32(np.nan)
+        unit += 1
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")

@@ -70,6 +70,10 @@ class Batch:
         self.token_ids[:rows] = token_ids
         self.positions[:rows] = positions
         self.bases[:rows] = bases
-        if rows and min(int(self.positions[:rows].min()), int(self.bases[:rows].min())) < 0:
+        if rows == 1:
+            lowest = min(int(self.positions[0]), int(self.bases[0]))
+        else:
+            lowest = min(int(self.positions[:rows].min()), int(self.bases[:rows].min())) if rows else 0
+        if lowest < 0:
             self.set_rows(0)
             raise LimitExceeded("positions and bases of a batch are never negative")

@@ -61,10 +61,11 @@ class Binding:
         words: int64 [BINDING_WORDS], read and written by the ops.
     """
 
-    __slots__ = ("words",)
+    __slots__ = ("_counts", "words")
 
     def __init__(self) -> None:
         self.words = np.zeros(BINDING_WORDS, np.int64)
+        self._counts = self.words[USED : DISCARDED + 1]
 
     def point(
         self, *, table: int, payload: int, slot_bytes: int, last_step: int, uses: int, step_word: int, in_use: int
@@ -78,8 +79,8 @@ class Binding:
 
     def take(self) -> tuple[int, int, int]:
         """(experts used, layers served, results discarded) since the last call."""
-        used, layers, discarded = (int(value) for value in self.words[USED : DISCARDED + 1])
-        self.words[USED : DISCARDED + 1] = 0
+        used, layers, discarded = self._counts.tolist()
+        self._counts[:] = 0
         return used, layers, discarded
 
 

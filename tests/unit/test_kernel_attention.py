@@ -131,3 +131,23 @@ def test_caches_and_queries_that_do_not_fit_are_refused(change, message):
     q, k, v, window = (given_values[name] for name in ("q", "k", "v", "window"))
     with pytest.raises(UsageError, match=message):
         attention("a", q, k, v, np.zeros_like(q), Batch(1), scale=1.0, window=window)
+
+
+def test_rows_that_share_loads_keep_their_own_sequence_and_their_own_faults():
+    """Four rows in a row may be of two sequences, or one of them may lie beyond the cache."""
+    layer = Layer(12, 2, 1, 40, slots=24)
+    layer.k_cache[:], layer.v_cache[:] = np.random.default_rng(3).standard_normal((2, 1, 24, 40))
+    positions, bases = [3, 4, 5, 11, 2, 3, 30, 5, 6, 7, 8, 0], [0] * 5 + [12] * 7
+
+    def run(rows):
+        batch = Batch(len(rows))
+        batch.set([0] * len(rows), [positions[row] for row in rows], bases=[bases[row] for row in rows])
+        q, y = layer.q[list(rows)], np.zeros((len(rows), 80), np.float32)
+        attention("attend", q, layer.k_cache, layer.v_cache, y, batch, scale=0.3)()
+        return y
+
+    together = run(range(12))
+    assert np.isnan(together[6]).all()
+    assert np.isfinite(np.delete(together, 6, axis=0)).all()
+    for row in range(12):
+        assert together[row].tobytes() == run([row])[0].tobytes()
