@@ -34,7 +34,8 @@ class WriterFence:
     """
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        # Letting go of the interpreter's lock for a microsecond means to wait for it behind all reading threads.
+        self._libc: ctypes.CDLL = ctypes.PyDLL(None, use_errno=True)
         self._number = ctypes.c_long(_SYSCALL_NUMBERS.get(platform.machine(), -1))
         self._command = ctypes.c_long(0)
         self._zero = ctypes.c_long(0)
@@ -42,6 +43,8 @@ class WriterFence:
         offered = self._membarrier(ctypes.c_long(_CMD_QUERY)) if self._number.value >= 0 else -1
         for kind, command in _COMMANDS.items():
             if offered > 0 and offered & command:
+                if kind == "global":
+                    self._libc = ctypes.CDLL(None, use_errno=True)  # this one waits; let others run
                 self._command = ctypes.c_long(command)
                 if self._membarrier(self._command) == 0:
                     self.kind = kind

@@ -21,13 +21,6 @@ class StoreCatalogue:
 
     def record(self, flat: int) -> RecordRead:
         """Where the record of a flat expert number lies."""
-        row = self._index[flat]
-        return RecordRead(
-            expert=flat,
-            layer=int(row["layer"]),
-            index=int(row["expert"]),
-            shard=int(row["shard"]),
-            offset=int(row["offset"]),
-            nbytes=int(row["bytes"]),
-            xxh3=int(row["xxh3"]),
-        )
+        # As one tuple of plain numbers, in the order of `INDEX_DTYPE`: field by field takes ten times as long.
+        layer, expert, shard, offset, nbytes, xxh3 = self._index[flat].item()
+        return RecordRead(flat, layer, expert, shard, offset, nbytes, xxh3)

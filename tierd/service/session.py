@@ -13,6 +13,8 @@ from tierd.service.session_watch import SessionWatch, Unwatched
 __all__ = ["Session"]
 
 _MAX_UNSENT_NOTICES = 256
+_PACE_SECONDS = 0.001
+_LAST_FEW = 2
 
 _OUTCOMES = {
     Outcome.HIT: pb.OUTCOME_HIT,
@@ -33,6 +35,9 @@ class _Writer(Protocol):
 
 class Session:
     """Answers of the broker on their way to the node, merged while the stream is busy.
+
+    A message costs both sides more than reading a small record does. So of what lands one by one for an acquire, the
+    first answer leaves at once, the last few do, and the others in between at most once a millisecond.
 
     Attributes:
         id: the daemon's number for it.
@@ -56,17 +61,29 @@ class Session:
         self._watch = watch or Unwatched()
         self._unsent: list[pb.OpenSessionResponse] = []
         self._wake = asyncio.Event()
+        self._asked = 0
+        self._left = 0
+        self._paced: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.name!r}, {len(self._unsent)} unsent>"
 
+    def asked(self, acquire_id: int, experts: int) -> None:
+        """The node is about to acquire so many experts."""
+        self._asked, self._left = acquire_id, experts
+        self._end_pause()
+
     def answered(self, acquire_id: int, granted: list[Granted], refused: list[Refused]) -> None:
         """The broker decided some experts: they leave with the next message."""
         self._watch.answered(self.id, acquire_id, granted, refused)
+        if acquire_id == self._asked:
+            self._left -= len(granted) + len(refused)
+            if self._left <= _LAST_FEW:
+                self._end_pause()
         last = self._unsent[-1] if self._unsent else None
         if last is None or last.WhichOneof("message") != "notice" or last.notice.acquire_id != acquire_id:
             last = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))
-            self._send(last)
+            self._send(last, pausing=self._paced is not None)
         notice = last.notice
         notice.ready.extend(
             pb.Ready(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
@@ -83,11 +100,24 @@ class Session:
         if self.error is None:
             self.error = error
             self.ended.set()
+            self._end_pause()
             self._wake.set()
 
-    def _send(self, message: pb.OpenSessionResponse) -> None:
+    def _begin_pause(self) -> None:
+        if self._paced is None and self._left > _LAST_FEW:
+            self._paced = asyncio.get_running_loop().call_later(_PACE_SECONDS, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._paced is not None:
+            self._paced.cancel()
+            self._paced = None
+            if self._unsent:
+                self._wake.set()
+
+    def _send(self, message: pb.OpenSessionResponse, *, pausing: bool = False) -> None:
         self._unsent.append(message)
-        self._wake.set()
+        if not pausing:
+            self._wake.set()
         if len(self._unsent) > _MAX_UNSENT_NOTICES:
             self.end(LimitExceeded(f"session {self.id} was ended: the node does not read its answers"))
 
@@ -101,3 +131,4 @@ class Session:
                 for message in batch:
                     if self.error is None:
                         await stream.write(message)
+                        self._begin_pause()

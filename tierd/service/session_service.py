@@ -211,6 +211,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             case "acquire":
                 request = self._request(message.acquire)
                 self._watch.asked(session.id, request)
+                session.asked(request.id, len(request.experts))
                 self._broker.acquire(session.id, request)
                 session.last_acquire_id = message.acquire.id
             case "release":
