@@ -134,7 +134,7 @@ class Broker:
         session = self._sessions[session_id]
         wanted, used = check_request(request, session.most, self._catalogue)
         self._end_acquire(session, "the session asked for something else", tell=True)
-        self._unasked.tell(self._known)
+        self._unasked.tell(self._known, session_id)
         self._unasked.told(session_id, used)
         session.step = max(session.step, request.step)
         acquire = Acquire(session, request, wanted, self._clock.time(), self._counts(request), used)
@@ -164,7 +164,7 @@ class Broker:
 
     def hint(self, session_id: int, hint: Hint) -> None:
         """A session will probably want these experts soon: never answered, and harmless if wrong."""
-        self._unasked.tell(self._known)
+        self._unasked.tell(self._known, session_id)
         self.ahead.hint(self._sessions[session_id].id, hint)
         self._admit()
 

@@ -78,8 +78,12 @@ class SessionMemory(Protocol):
     def counts(self) -> Iterable[tuple[int, int, int]]:
         """Session, uses in prefill and uses in decode since the last call; the last ones of ended sessions too."""
 
-    def new_uses(self) -> Iterable[tuple[int, NewUses]]:
-        """By session, what it used since the last call; sessions in a fixed order."""
+    def new_uses(self, asking: int | None) -> Iterable[tuple[int, NewUses]]:
+        """By session, what it used since it was looked at last; sessions in a fixed order.
+
+        The session `asking` is always looked at; without one, all are. Of the others, those may be left out for some
+        calls that are in the same step as at the last look.
+        """
 
     def in_use(self, flat: int) -> bool:
         """Whether a session uses the expert just now without having asked, as far as can be seen."""

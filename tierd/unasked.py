@@ -25,8 +25,9 @@ class NoSessionMemory:
         """None."""
         return ()
 
-    def new_uses(self) -> Iterable[tuple[int, NewUses]]:
+    def new_uses(self, asking: int | None) -> Iterable[tuple[int, NewUses]]:
         """None."""
+        del asking
         return ()
 
     def in_use(self, flat: int) -> bool:
@@ -97,13 +98,14 @@ class UnaskedUses:
         """Uses that an open session has counted."""
         return self._sums.get(session_id, 0)
 
-    def tell(self, present: Callable[[int], bool]) -> None:
-        """Tell the policy what all sessions used since the last time, one after the other, each in its order.
+    def tell(self, present: Callable[[int], bool], asking: int | None = None) -> None:
+        """Tell the policy what sessions used since the last time, one after the other, each in its order.
 
         Args:
             present: whether the policy knows an expert; uses of one that has left meanwhile are not told.
+            asking: the session that asks for something just now: what it used is told in any case. None: all is.
         """
-        for session_id, new in self._memory.new_uses():
+        for session_id, new in self._memory.new_uses(asking):
             told = self._told.get(session_id, set())
             most = max(1, _MOST_TOLD // max(1, new.experts.size))
             place = None
