@@ -222,9 +222,10 @@ def test_a_real_geometry_and_many_clients_have_the_same_series(serve, tmp_path):
     for store in (small, large):
         daemon = serve(store.path, "--arena", 12 * store.geometry.slot_bytes, http="127.0.0.1:0")
         counts.append(sum(len(family.samples) for family in wire(daemon).values()))
-    clients = [RawSession(daemon.address) for _ in range(64)]
-    for number, client in enumerate(clients):
-        client.hello(name=f"client-{number}")
+    clients = []
+    for number in range(64):
+        clients.append(RawSession(daemon.address))
+        clients[-1].hello(name=f"client-{number}")
     assert wire(daemon)["tierd_sessions"].samples[0].value == 64
     counts.append(sum(len(family.samples) for family in wire(daemon).values()))
     for client in clients:
