@@ -110,7 +110,6 @@ def test_mirrors_come_and_go_while_it_runs(serve, toy, tmp_path):
     assert (answer.drive.name, answer.drive.state, answer.drive.shards_total) == ("mirror1", "up", 4)
     read_everything(daemon, toy)
     for directory, reason in [
-        (mirror, "in use already"),
         (empty, "holds no copy"),
         (tmp_path / "absent", "is not a directory"),
         ("relative/path", "give the whole path"),
@@ -127,6 +126,34 @@ def test_mirrors_come_and_go_while_it_runs(serve, toy, tmp_path):
         assert "there is no mirror" in error.details()
     read_everything(daemon, toy)
     assert add(daemon, mirror, 0.5).drive.weight == 0.5
+    read_everything(daemon, toy)
+
+
+def test_a_mirror_in_use_that_has_grown_and_changed_is_looked_at_anew(serve, toy, tmp_path):
+    whole, mirror = copy_of(toy, tmp_path / "whole"), copy_of(toy, tmp_path / "mirror", shards=[0, 1])
+    cut = mirror / toy.shard_paths[1].name
+    daemon = serve(toy.path, "--mirror", mirror, "--arena", f"{8 * RECORD}")
+    read_everything(daemon, toy)
+    # As staging and repair do it: a new file takes the place of the old one.
+    for path in toy.shard_paths[2:]:
+        shutil.copy(whole / path.name, mirror / path.name)
+    spoilt = tmp_path / "spoilt"
+    spoilt.write_bytes(cut.read_bytes()[:-4096])
+    spoilt.replace(cut)
+    answer = add(daemon, mirror, 0.5).drive
+    assert (answer.name, answer.weight) == ("mirror1", 0.5)
+    assert [str(cut) in problem for problem in answer.left_out] == [True]
+    names = [path.name for path in toy.shard_paths]
+    _, again = daemon.stats()["drives"]
+    assert (again["name"], again["shards"], again["up"]) == ("mirror1", [names[0], names[2], names[3]], True)
+    read_everything(daemon, toy)
+    shutil.copy(whole / cut.name, mirror / cut.name)
+    assert len(add(daemon, mirror).drive.shards) == 4
+    for path in mirror.iterdir():
+        path.unlink()
+    error = add(daemon, mirror)
+    assert "holds no copy" in error.details()
+    assert len(daemon.stats()["drives"][1]["shards"]) == 4, "what is open goes on being read from"
     read_everything(daemon, toy)
 
 

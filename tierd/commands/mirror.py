@@ -156,7 +156,7 @@ def add(
     *,
     as_json: Json = False,
 ) -> None:
-    """Let a running daemon read from a mirror, too, from now on."""
+    """Let a running daemon read from a mirror, too, from now on; one in use is looked at anew, after it was staged."""
     address, mirror = _unix(daemon), parse_mirror(directory)
     drive = asyncio.run(add_mirror(address, mirror.directory, mirror.weight))
     if as_json:

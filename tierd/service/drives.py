@@ -23,7 +23,7 @@ from tierd.devices.replicas import ReplicaSet
 from tierd.devices.speed import DEFAULT_BANDWIDTH
 from tierd.devices.throttle import Throttle
 from tierd.devices.transfers import Chain, TransferWrapper
-from tierd.errors import DeadlineExceeded, UsageError
+from tierd.errors import DeadlineExceeded, TierdError, UsageError
 from tierd.service.mirror_option import Mirror, parse_mirror
 from tierd.settings import ServeSettings
 from tierd.store.store import ExpertStore
@@ -53,6 +53,7 @@ class DriveInfo:
         probe: how fast it was found to be.
         threads: reads at a time.
         injector: present while a fault plan is in force.
+        part: whether the store itself lies here, not a copy.
     """
 
     name: str
@@ -63,6 +64,7 @@ class DriveInfo:
     probe: DriveProbe = field(default_factory=lambda: DriveProbe(None, DEFAULT_DEPTH, "not measured"))
     threads: int = DEFAULT_DEPTH
     injector: FaultInjector | None = None
+    part: bool = False
 
     @property
     def shards(self) -> list[int]:
@@ -100,9 +102,11 @@ class Drives:
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._check_number(1 + len(settings.also) + len(settings.mirror))
         own = [path if path.parent == store.path else None for path in store.shard_paths]
-        self._know(DriveInfo(PRIMARY, store.path, own))
+        self._know(DriveInfo(PRIMARY, store.path, own, part=True))
         for number, directory in enumerate(settings.also, start=1):
-            self._know(self._admit(f"also{number}", Mirror(directory.expanduser().absolute())))
+            info = self._admit(f"also{number}", Mirror(directory.expanduser().absolute()))
+            info.part = True
+            self._know(info)
         for text in settings.mirror:
             self._know(self._admit(self._next_name(), parse_mirror(text)))
         if self.plan is not None:
@@ -172,9 +176,13 @@ class Drives:
     async def add(self, directory: Path, weight: float = 1.0) -> DriveInfo:
         """Read from copies in this directory, too, from now on.
 
+        A mirror in use is looked at anew: files that came since are read from, those that were replaced are opened
+        again, and the weight is the new one. Its counters begin again.
+
         Raises:
-            UsageError: nothing there can be used, or it is in use; the message says why.
+            UsageError: nothing there can be used, or it is no mirror but a part of the store; the message says why.
             DriveError: a file cannot be opened.
+            DeadlineExceeded: it is in use, and reads from its old files do not return.
         """
         async with self._changing:
             return await self._add(directory, weight)
@@ -183,11 +191,11 @@ class Drives:
         if not directory.is_absolute():
             raise UsageError(f"{directory}: give the whole path", hint="The daemon's working directory is another one.")
         known = next((info for info in self.info.values() if info.directory == directory), None)
-        if known is not None and known.shards:
-            raise UsageError(f"{directory} is in use already, as {known.name}")
+        if known is not None and known.part:
+            raise UsageError(f"{directory} is a part of the store and in use already, as {known.name}")
         self._check_number(len(self.info) + (known is None))
         mirror = parse_mirror(f"{directory}={weight!r}")
-        info = await asyncio.to_thread(self._admit, self._next_name(), mirror)
+        info = await asyncio.to_thread(self._admit, known.name if known else self._next_name(), mirror)
         if not info.shards:
             reasons = "; ".join(info.left_out) or "it holds none of the store's expert shards"
             raise UsageError(f"{directory} holds no copy of a shard of {self._store.path}: {reasons}")
@@ -196,7 +204,11 @@ class Drives:
         info.threads = min(info.threads, max(1, self._spares - 1))
         drive = await asyncio.to_thread(self._open, info, asyncio.get_running_loop())
         if known is not None:
-            self.info.pop(known.name, None)
+            try:
+                await self.remove(known.name)
+            except TierdError:
+                await asyncio.to_thread(drive.device.close)
+                raise
         self._know(info)
         self.replicas.add(drive)
         _log.info("mirror added", drive=info.name, directory=str(directory), shards=len(info.shards))
