@@ -82,6 +82,19 @@ def test_a_restarted_daemon_has_in_ram_what_was_hot(serve, store, folder, node):
     assert "warm start" in again.log
 
 
+def test_a_policy_that_recalls_nothing_keeps_the_hottest_of_a_warm_start_longest(serve, store, folder, node):
+    history = HistoryFile(history_path(store.path, store.fingerprint, folder / "state"), store.fingerprint, 64)
+    on_loop(history.save(np.arange(100.0, 100.0 - LAYERS * EXPERTS, -1.0)))
+    daemon = started(serve, store, folder, "--history", "on", "--policy", "lru")
+    assert warmed(daemon)["warm_read"] == EXPERTS
+    eventually(lambda: "warm start ended" in daemon.log)
+    one = node(daemon)
+    one.visit({1: [0, 1, 2, 3], 2: [0, 1, 2, 3]})
+    before = daemon.stats()["requests"]["misses"]
+    one.visit({0: list(range(8))})
+    assert daemon.stats()["requests"]["misses"] == before
+
+
 def test_a_bad_history_costs_nothing_but_the_warmth(serve, store, folder, node):
     path = history_path(store.path, store.fingerprint, folder / "state")
     path.parent.mkdir()

@@ -25,6 +25,7 @@ __all__ = ["NO_PINS", "Remembering", "read_pins"]
 NO_PINS: Final = "none"
 
 _SAVE_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
 _TELL_SECONDS = 2.0
 _MAX_PIN_BYTES = 64 << 20
 
@@ -62,6 +63,7 @@ class Remembering:
         self._pins = PinnedPolicy(policy)
         self._counts = UsageCounts(experts)
         self._saved_changes = 0
+        self._warming: list[int] = []
         self._broker: Broker | None = None
         if settings.pin != NO_PINS:
             self._pins.pin(read_pins(store, Path(settings.pin)))
@@ -104,10 +106,8 @@ class Remembering:
         pins = sorted(self._pins.pinned)
         hot = [flat for flat in self._counts.hottest(slots) if flat not in self._pins.pinned]
         chosen = (pins + hot)[:slots]
-        if not isinstance(self._inner, Recalls):
-            # Such a policy takes the latest for the hottest.
-            chosen.reverse()
         self.wanted = len(chosen)
+        self._warming = chosen
         if len(pins) > slots // 2:
             _log.warning("pins take more than half of the arena", pinned=len(pins), slots=slots)
         if chosen and self._broker is not None:
@@ -117,14 +117,27 @@ class Remembering:
     async def watch(self) -> None:
         """Tell how the warm start goes, and save what changed once a minute."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while self._broker is not None and len(self._broker.background):
-            await asyncio.sleep(_TELL_SECONDS)
-            left = len(self._broker.background)
-            _log.info("warming", experts=self.wanted - left, of=self.wanted, seconds=round(loop.time() - begun, 1))
+        begun = told = loop.time()
+        while self._broker is not None and (left := len(self._broker.background)):
+            await asyncio.sleep(_LOOK_SECONDS)
+            if loop.time() > told + _TELL_SECONDS:
+                told = loop.time()
+                _log.info("warming", experts=self.wanted - left, of=self.wanted, seconds=round(told - begun, 1))
+        self._rank_warmed()
+        if self.wanted:
+            _log.info("warm start ended", seconds=round(loop.time() - begun, 1))
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             await self.save()
+
+    def _rank_warmed(self) -> None:
+        """Let a policy that recalls nothing know which of the experts that came first, the hottest, to keep longest."""
+        if self._broker is not None and not isinstance(self._inner, Recalls):
+            resident = set(self._broker.resident())
+            for flat in reversed(self._warming):
+                if flat in resident:
+                    self._pins.used(flat)
+        self._warming = []
 
     async def save(self) -> None:
         """Write the history if anything was used since it was written last."""
