@@ -23,6 +23,7 @@ COMMANDS = (
     "scrub",
     "doctor",
     "stats",
+    "top",
     "metrics",
     "ctl",
     "replay",

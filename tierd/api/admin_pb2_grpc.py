@@ -69,6 +69,11 @@ class AdminServiceStub:
                 request_serializer=tierd_dot_api_dot_admin__pb2.ScrubRequest.SerializeToString,
                 response_deserializer=tierd_dot_api_dot_admin__pb2.ScrubResponse.FromString,
                 _registered_method=True)
+        self.Dump = channel.unary_stream(
+                '/tierd.v1.AdminService/Dump',
+                request_serializer=tierd_dot_api_dot_admin__pb2.DumpRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_admin__pb2.DumpResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -123,6 +128,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dump(self, request, context):
+        """The flight recorder's events of the last seconds, as the JSON text of a Chrome trace in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Scrub,
                     request_deserializer=tierd_dot_api_dot_admin__pb2.ScrubRequest.FromString,
                     response_serializer=tierd_dot_api_dot_admin__pb2.ScrubResponse.SerializeToString,
+            ),
+            'Dump': grpc.unary_stream_rpc_method_handler(
+                    servicer.Dump,
+                    request_deserializer=tierd_dot_api_dot_admin__pb2.DumpRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_admin__pb2.DumpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +368,33 @@ class AdminService:
             '/tierd.v1.AdminService/Scrub',
             tierd_dot_api_dot_admin__pb2.ScrubRequest.SerializeToString,
             tierd_dot_api_dot_admin__pb2.ScrubResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dump(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tierd.v1.AdminService/Dump',
+            tierd_dot_api_dot_admin__pb2.DumpRequest.SerializeToString,
+            tierd_dot_api_dot_admin__pb2.DumpResponse.FromString,
             options,
             channel_credentials,
             insecure,

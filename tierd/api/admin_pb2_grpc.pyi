@@ -46,6 +46,8 @@ class AdminServiceStub:
     """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
     at a time.
     """
+    Dump: _grpc.UnaryStreamMultiCallable[_admin_pb2.DumpRequest, _admin_pb2.DumpResponse]
+    """The flight recorder's events of the last seconds, as the JSON text of a Chrome trace in pieces."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -65,6 +67,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
     at a time.
     """
+    Dump: _aio.UnaryStreamMultiCallable[_admin_pb2.DumpRequest, _admin_pb2.DumpResponse]  # type: ignore[assignment]
+    """The flight recorder's events of the last seconds, as the JSON text of a Chrome trace in pieces."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -123,5 +127,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Read every record of every drive again, behind all reads that somebody waits for, as long as the call lasts. One
         at a time.
         """
+
+    @_abc_1.abstractmethod
+    def Dump(
+        self,
+        request: _admin_pb2.DumpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.DumpResponse], _abc.AsyncIterator[_admin_pb2.DumpResponse]]:
+        """The flight recorder's events of the last seconds, as the JSON text of a Chrome trace in pieces."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

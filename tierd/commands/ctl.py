@@ -1,9 +1,10 @@
-"""`tierd ctl`: change a running daemon."""
+"""`tierd ctl`: change a running daemon, or look into it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ import typer
 
 from tierd.addresses import Address, default_socket, parse_address
 from tierd.client.daemon_control import set_pins, set_ram
+from tierd.client.daemon_dump import fetch_dump
+from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 
 __all__ = ["register"]
@@ -28,10 +31,11 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    ctl = typer.Typer(no_args_is_help=True, help="Change a running daemon.")
+    ctl = typer.Typer(no_args_is_help=True, help="Change a running daemon, or look into it.")
     ctl.command()(ram)
     ctl.command()(pin)
     ctl.command()(unpin)
+    ctl.command()(dump)
     app.add_typer(ctl, name="ctl")
 
 
@@ -68,6 +72,27 @@ def pin(daemon: Daemon, layer: Layer, experts: Experts = None, *, as_json: Json 
 def unpin(daemon: Daemon, layer: Layer, experts: Experts = None, *, as_json: Json = False) -> None:
     """Leave experts to the policy again."""
     _pin(daemon, layer, experts, pinned=False, as_json=as_json)
+
+
+def dump(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where the trace goes; - for standard output.", show_default=False)
+    ],
+    daemon: Daemon,
+    *,
+    seconds: Annotated[float, typer.Option(help="How far back, at most 10.", min=0.001, max=10.0)] = 10.0,
+) -> None:
+    """Write what a daemon did in the last seconds as a Chrome trace, to open at ui.perfetto.dev or chrome://tracing."""
+    trace = asyncio.run(fetch_dump(_address(daemon), seconds))
+    if str(file) == "-":
+        sys.stdout.buffer.write(trace)
+        return
+    try:
+        file.write_bytes(trace)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", hint="Name a file in a folder that you may write to.") from error
+    told = json.loads(trace)["otherData"]
+    print(f"{file}: {told['events']:,} events of the last {told['seconds']:g} s, {format_bytes(len(trace))}")
 
 
 def _pin(daemon: str, layer: int, experts: list[int] | None, *, pinned: bool, as_json: bool) -> None:

@@ -73,38 +73,45 @@ class FlightRecorder:
         self._ring.append(_Event(self._clock(), _INSTANT, track, name, keys, values))
 
     def trace(self, seconds: float = SECONDS) -> dict[str, Any]:
-        """The last `seconds` as a Chrome trace object; times in microseconds before now are negative."""
-        now = self._clock()
-        kept = [event for event in self._ring if event.start + max(0.0, event.seconds) >= now - seconds]
-        tracks = {track: number for number, track in enumerate(sorted({event.track for event in kept}), start=1)}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": "tierd"}}
-        ]
-        events += [
-            {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": track}}
-            for track, number in tracks.items()
-        ]
-        for event in sorted(kept, key=lambda event: event.start):
-            row: dict[str, Any] = {
-                "pid": 1,
-                "tid": tracks[event.track],
-                "name": event.name,
-                "ts": round((event.start - now) * 1e6, 1),
-                "args": dict(zip(event.keys, event.values, strict=True)),
-            }
-            if event.seconds == _INSTANT:
-                row |= {"ph": "i", "s": "t"}
-            else:
-                row |= {"ph": "X", "dur": round(event.seconds * 1e6, 1)}
-            events.append(row)
-        whole = not self._ring or len(self._ring) == self.noted or self._ring[0].start < now - seconds
-        first = min((event.start for event in kept), default=now)
-        return {
-            "traceEvents": events,
-            "displayTimeUnit": "ms",
-            "otherData": {"seconds": seconds if whole else round(now - first, 3), "events": len(kept)},
-        }
+        """The last `seconds` as a Chrome trace object; times are microseconds, and those before now negative."""
+        return _trace(list(self._ring), self.noted, self._clock(), seconds)
 
-    def dump(self, seconds: float = SECONDS) -> bytes:
-        """The trace as JSON text in UTF-8."""
-        return json.dumps(self.trace(seconds), separators=(",", ":")).encode()
+    def dump(self, seconds: float = 0.0) -> Callable[[], bytes]:
+        """The trace as of now; `seconds` of 0, or of more than `SECONDS`, stand for those.
+
+        Returns:
+            A function that writes it as JSON text in UTF-8. It takes some tenths of a second; any thread may call it.
+        """
+        wanted = seconds if 0.0 < seconds < SECONDS else SECONDS
+        ring, noted, now = list(self._ring), self.noted, self._clock()
+        return lambda: json.dumps(_trace(ring, noted, now, wanted), separators=(",", ":")).encode()
+
+
+def _trace(ring: list[_Event], noted: int, now: float, seconds: float) -> dict[str, Any]:
+    kept = [event for event in ring if event.start + max(0.0, event.seconds) >= now - seconds]
+    tracks = {track: number for number, track in enumerate(sorted({event.track for event in kept}), start=1)}
+    events: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": "tierd"}}]
+    events += [
+        {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": track}}
+        for track, number in tracks.items()
+    ]
+    for event in sorted(kept, key=lambda event: event.start):
+        row: dict[str, Any] = {
+            "pid": 1,
+            "tid": tracks[event.track],
+            "name": event.name,
+            "ts": round((event.start - now) * 1e6, 1),
+            "args": dict(zip(event.keys, event.values, strict=True)),
+        }
+        if event.seconds == _INSTANT:
+            row |= {"ph": "i", "s": "t"}
+        else:
+            row |= {"ph": "X", "dur": round(event.seconds * 1e6, 1)}
+        events.append(row)
+    whole = not ring or len(ring) == noted or ring[0].start < now - seconds
+    first = min((event.start for event in kept), default=now)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"seconds": seconds if whole else round(now - first, 3), "events": len(kept)},
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import grpc.aio
 from tierd.api import admin_pb2 as pb
 from tierd.api import admin_pb2_grpc
 from tierd.errors import TierdError
-from tierd.rpc import status_of
+from tierd.rpc import CHUNK_BYTES, status_of
 from tierd.service.drives import Drives
 from tierd.service.ram import RamKeeper
 from tierd.service.remembering import Remembering
@@ -38,12 +39,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         scrubber: Scrubber,
         ram: RamKeeper,
         remembering: Remembering,
+        dump: Callable[[float], Callable[[], bytes]],
     ) -> None:
         self._stats = stats
         self._scrubber = scrubber
         self._ram = ram
         self._remembering = remembering
         self._stop = stop
+        self._dump = dump
         self._drives = drives
 
     async def GetStats(  # noqa: N802, the name is the contract's
@@ -129,6 +132,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                         yield _progress(state, fresh, done=state.done and last)
         except TierdError as error:
             await context.abort(status_of(error), str(error))
+
+    async def Dump(  # noqa: N802, the name is the contract's
+        self, request: pb.DumpRequest, context: _Context
+    ) -> AsyncIterator[pb.DumpResponse]:
+        """What happened in the last seconds."""
+        del context
+        trace = await asyncio.to_thread(self._dump(request.seconds))
+        for start in range(0, len(trace), CHUNK_BYTES):
+            yield pb.DumpResponse(piece=trace[start : start + CHUNK_BYTES])
 
 
 def _progress(state: ScrubState, fresh: list[ScrubFinding], *, done: bool) -> pb.ScrubResponse:

@@ -229,7 +229,13 @@ class Daemon:
         )
         store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)
         admin = AdminService(
-            self.stats, self.stop, self._drives, Scrubber(store, self._drives), self._ram, self._remembering
+            self.stats,
+            self.stop,
+            self._drives,
+            Scrubber(store, self._drives),
+            self._ram,
+            self._remembering,
+            self._activity.recorder.dump,
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         self._health = health.aio.HealthServicer()
