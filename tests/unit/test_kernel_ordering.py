@@ -1,83 +1,62 @@
-"""What the compiler emits for the words, the fence and the counters: in the order on which readers without locks rely.
-
-The kernels are compiled anew here, since code from the cache cannot be looked at.
-"""
+"""The orderings that the executor and the native reader of residency words rest on, in the code that is emitted."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
-from numba import njit, types
+from numba import njit
 
-from compute_node.kernels import expert_group
-from compute_node.kernels.lanes import i64_at
-from compute_node.kernels.threads import atomic_load, load_fence
-
-WORDS = types.CPointer(types.int64)
-FENCE = "fence acquire"
-WORD = "load atomic i64 seq_cst align 8"
-STEP = COUNT = "store atomic i32 release align 4"
-COUNTER = "load atomic i32 monotonic align 4"
-MARK, UNMARK = "store i8 1", "store i8 0"
+from compute_node.kernels.threads import atomic_add, atomic_load, atomic_store, count_use, load_fence
 
 
 def emitted(function, signature):
-    """Atomic accesses, fences and marks of a function, in the order of its optimised code; names left out."""
-    compiled = njit(signature, error_model="numpy")(function)
-    kinds = []
-    for line in compiled.inspect_llvm(compiled.signatures[0]).splitlines():
-        if found := re.search(r"fence \w+", line):
-            kinds.append(found[0])
-        elif found := re.search(r"load atomic (i\d+), ptr \S+ (\w+), (align \d+)", line):
-            kinds.append(f"load atomic {found[1]} {found[2]} {found[3]}")
-        elif found := re.search(r"store atomic (i\d+) \S+, ptr \S+ (\w+), (align \d+)", line):
-            kinds.append(f"store atomic {found[1]} {found[2]} {found[3]}")
-        elif found := re.search(r"store i8 (\d)", line):
-            kinds.append(found[0])
-    return kinds
+    """LLVM code of a function compiled for this signature."""
+    compiled = njit(signature)(function)
+    return next(iter(compiled.inspect_llvm().values()))
 
 
-@pytest.fixture(scope="module")
-def check():
-    return emitted(expert_group._check_kernel._pyfunc, (types.int64, types.int64, types.int64))
+def look_twice(word, payload):
+    first = atomic_load(word)
+    value = atomic_load(payload)
+    load_fence()
+    return first == atomic_load(word), value
 
 
-def test_the_words_are_looked_at_again_behind_a_fence(check):
-    assert check[0] == FENCE
-    assert check.count(FENCE) == 1
-    assert WORD in check
-    assert not [kind for kind in check if kind.startswith("load atomic i64") and kind != WORD]
+def hand_on(word, value):
+    atomic_store(word, value)
+    return atomic_add(word, 1)
 
 
-def test_uses_are_counted_behind_the_words_and_each_behind_its_step(check):
-    last_word = len(check) - 1 - check[::-1].index(WORD)
-    counted = [kind for kind in check[last_word + 1 :] if kind not in (MARK, UNMARK)]
-    assert not [kind for kind in check[:last_word] if "i32" in kind]
-    assert len(counted) >= 3
-    assert counted == [STEP, COUNTER, COUNT] * (len(counted) // 3)
+def note(last_step, step, uses):
+    count_use(last_step, step, uses)
 
 
-def test_a_mark_is_set_before_its_word_is_loaded():
-    found = emitted(expert_group._gather.py_func, (WORDS, WORDS, types.int64, WORDS))
-    assert len(found) >= 2
-    assert found == [MARK, WORD] * (len(found) // 2)
+def test_words_are_read_by_sequentially_consistent_loads_and_never_merged_into_one():
+    code = emitted(look_twice, "Tuple((boolean, int64))(int64, int64)")
+    assert len(re.findall(r"load atomic i64, .*? seq_cst", code)) >= 3
+    assert "fence acquire" in code
 
 
-def test_without_the_intrinsics_none_of_this_is_there():
-    """So the tests above look at what they mean to look at."""
+def test_hand_overs_are_sequentially_consistent():
+    code = emitted(hand_on, "int64(int64, int64)")
+    assert re.search(r"store atomic i64 .*? seq_cst", code)
+    assert re.search(r"atomicrmw add .*? seq_cst", code)
 
-    def plain(table, record):
-        before = i64_at(table)[0]
-        use = i64_at(record)[0]
-        return use if i64_at(table)[0] == before else 0
 
-    def ordered(table, record):
-        before = atomic_load(table)
-        use = i64_at(record)[0]
-        load_fence()
-        return use if atomic_load(table) == before else 0
+def test_a_use_is_counted_after_its_step_was_stored():
+    code = emitted(note, "void(int64, int64, int64)")
+    stores = [found.start() for found in re.finditer(r"store atomic i32 .*? release", code)]
+    read = re.search(r"load atomic i32, .*? monotonic", code)
+    assert len(stores) >= 2
+    assert read is not None
+    assert stores[0] < stores[1]
 
-    signature = (types.int64, types.int64)
-    assert emitted(plain, signature) == []
-    assert emitted(ordered, signature) == [WORD, FENCE, WORD]
+
+@pytest.mark.parametrize("value", [0, 1, 1 << 33])
+def test_counting_stores_the_low_half_of_the_step_and_wraps(value):
+    last, uses = np.full(2, 9, np.uint32), np.array([0xFFFFFFFF, 5], np.uint32)
+    njit("void(int64, int64, int64)")(note)(last.ctypes.data, value, uses.ctypes.data)
+    assert last.tolist() == [value & 0xFFFFFFFF, 9]
+    assert uses.tolist() == [0, 5]
