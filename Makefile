@@ -37,8 +37,6 @@ pins: setup  ## compile requirements/ from pyproject.toml (needs a package index
 	@$(COMPILE) --extra test --extra bench -o requirements/dev.txt
 	@$(COMPILE) --extra train -o requirements/train.txt
 	@$(COMPILE) --extra oracle -o requirements/oracle.txt
-	@$(COMPILE) --extra train -o requirements/train.txt
-	@$(COMPILE) --extra oracle -o requirements/oracle.txt
 
 format: setup  ## sort imports and format the code
 	@$(BIN)/ruff check --quiet --select I --fix . && $(BIN)/ruff format .
