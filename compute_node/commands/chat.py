@@ -53,6 +53,7 @@ def chat(
     arena: options.Arena = None,
     patience: options.Patience = None,
     messages: options.Messages = None,
+    prefetch: options.Prefetch = None,
     config: options.Config = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows the commands."""
@@ -72,6 +73,7 @@ def chat(
         arena=arena,
         patience=patience,
         messages=messages,
+        prefetch=prefetch,
     )
     params = options.generation_params(settings, stop=[], ignore_eos=False)
     console = Console(stderr=True, highlight=False)

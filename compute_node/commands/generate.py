@@ -49,6 +49,7 @@ def generate(
     arena: options.Arena = None,
     patience: options.Patience = None,
     messages: options.Messages = None,
+    prefetch: options.Prefetch = None,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
@@ -74,6 +75,7 @@ def generate(
         arena=arena,
         patience=patience,
         messages=messages,
+        prefetch=prefetch,
     )
     stops = [options.unicode_text(item, option="--stop") for item in stop or []]
     params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)

@@ -26,6 +26,7 @@ __all__ = [
     "Numerics",
     "Patience",
     "Penalty",
+    "Prefetch",
     "Seed",
     "Store",
     "Temperature",
@@ -56,6 +57,10 @@ Messages = Annotated[
     bool | None,
     typer.Option("--messages/--no-messages", help="Ask the daemon for experts that are in RAM, too. Default: no."),
 ]
+Prefetch = Annotated[
+    str | None,
+    typer.Option("--prefetch", help="Hints to the daemon: on, off, or auto, as far as they help. Default: auto."),
+]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only.")]
@@ -73,7 +78,11 @@ def load_settings(config: Path | None, **flags: Any) -> NodeSettings:
 def model_options(settings: NodeSettings) -> ModelOptions:
     """How the model is run."""
     return ModelOptions(
-        numerics=settings.numerics, context=settings.context, threads=settings.threads, rows=settings.rows
+        numerics=settings.numerics,
+        context=settings.context,
+        threads=settings.threads,
+        rows=settings.rows,
+        prefetch=settings.prefetch,
     )
 
 

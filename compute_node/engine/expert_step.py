@@ -116,6 +116,7 @@ class ExpertPoint:
         step: int,
         phase: Phase,
         observe: Callable[[int, NDArray[np.int32], NDArray[np.float32]], None] | None = None,
+        meanwhile: Callable[[int, NDArray[np.float32]], None] | None = None,
     ) -> None:
         """Returns when `expert_rows` of all live rows are certain.
 
@@ -125,6 +126,8 @@ class ExpertPoint:
             step: rising number of the step.
             phase: for the source's counters.
             observe: is shown (layer, route indices [rows, top_k], route weights) before any expert is asked for.
+            meanwhile: is called while the step waits, with the layer and what the experts that are there already add
+                to each row: float32 [rows, H].
 
         Raises:
             TierdError: whatever the source raises; or it returned without having delivered every expert.
@@ -145,7 +148,17 @@ class ExpertPoint:
             used.add(expert)
 
         self.experts_chosen += len(assignments)
-        self._source.visit(layer, list(assignments), use, step=step, phase=phase)
+        if meanwhile is None:
+            self._source.visit(layer, list(assignments), use, step=step, phase=phase)
+        else:
+
+            def wait() -> None:
+                # Rows of the others hold anything at all, so they must not even be multiplied by 0.
+                there = np.isin(indices, list(used))[:, :, None]
+                rows_there = np.where(there, program.expert_rows[:rows], np.float32(0))
+                meanwhile(layer, np.einsum("rk,rkh->rh", program.route_weights[:rows], rows_there))
+
+            self._source.visit(layer, list(assignments), use, step=step, phase=phase, meanwhile=wait)
         if len(used) != len(assignments):
             lacking = sorted(set(assignments) - used)
             raise TierdError(f"layer {layer}: the expert source did not deliver experts {lacking[:8]}")

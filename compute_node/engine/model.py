@@ -23,13 +23,19 @@ from compute_node.models.decoder import DecoderProgram, build_program
 from compute_node.models.decoder_config import check_geometry
 from compute_node.models.registry import family_of
 from compute_node.prediction.foresight import Foresight
+from compute_node.prediction.hinting import Hinting
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.token_table import TokenTable
+from tierd.prefetch.throttle import Throttle
+from tierd.store.geometry import Geometry
 
-__all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
+__all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "PREFETCH", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
 
 DEFAULT_CONTEXT: Final = 4096
+
+PREFETCH: Final = ("auto", "on", "off")
+"""Whether hints are sent: as far as they make steps faster, always, or never."""
 
 EXECUTIONS: Final = ("fused", "layers", "ops")
 """How a step is run: in one native call where no expert is missing, one call per layer, or one call per op."""
@@ -50,6 +56,8 @@ class ModelOptions:
         threads: native threads; None: the cores that this process may use.
         rows: most tokens of one step; longer prompts are computed in chunks of this size.
         head_rows: most rows whose logits are computed together.
+        prefetch: tell the daemon what will probably be wanted: `on`, `off`, or `auto`, as far as it makes steps
+            faster.
     """
 
     numerics: str = "exact"
@@ -59,6 +67,7 @@ class ModelOptions:
     threads: int | None = None
     rows: int = 64
     head_rows: int = 8
+    prefetch: str = "off"
 
 
 @dataclass(slots=True)
@@ -142,6 +151,7 @@ class Model:
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
         self._foresight = Foresight(geometry)
+        self.hinting = self._hinting(options.prefetch, geometry)
         self._experts = ExpertPoint(
             source, geometry, self._program, self._executor, numerics=numerics, by_ops=options.execution == "ops"
         )
@@ -264,17 +274,39 @@ class Model:
             if cancelled is not None and cancelled():
                 return None
             self._foresight.begin(self.source.step_memory, tokens, positions, bases)
+            hinting = self.hinting
+            if hinting is not None:
+                hinting.begin(tokens.tolist(), step=times.steps, decode=phase is Phase.DECODE)
+            meanwhile = hinting.meanwhile if hinting is not None and hinting.active else None
             for layer in self._steps.run(rows, step=times.steps, phase=phase, observed=observe is not None):
                 if cancelled is not None and cancelled():
                     return None
                 self._foresight.at(layer, program.route_indices[:rows])
-                self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe)
+                if hinting is not None:
+                    hinting.at(layer, program.route_indices[:rows])
+                self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe, meanwhile=meanwhile)
             self._foresight.end(times.steps)
+            if hinting is not None and phase is Phase.DECODE:
+                hinting.end(time.perf_counter() - begun)
             return self._logits(logits_of)
         finally:
             times.steps += 1
             times.seconds += time.perf_counter() - begun
             times.wait_seconds += self.source.stats.wait_seconds - waited
+
+    def _hinting(self, prefetch: str, geometry: Geometry) -> Hinting | None:
+        if prefetch not in PREFETCH:
+            raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
+        if prefetch == "off" or self.source.step_memory is None:
+            return None
+        return Hinting(
+            self.source,
+            geometry,
+            self._program.look_ahead,
+            self._executor.run,
+            self._foresight.table,
+            Throttle(fixed=prefetch == "on"),
+        )
 
     def _choose(self, rows: Listing[int]) -> None:
         """Makes these the rows that go through the LM head."""

@@ -19,6 +19,7 @@ from compute_node.engine.program import Segment
 from compute_node.engine.weights import Weights
 from compute_node.kernels import Batch, Matrix, Op, QuantisedRows
 from compute_node.models.decoder_config import DecoderConfig
+from compute_node.models.look_ahead import LookAhead, RouterWeights
 
 __all__ = ["DecoderBuilder", "DecoderProgram", "QueryKeyNorm", "build_program"]
 
@@ -50,6 +51,7 @@ class DecoderProgram:
         expert_rows: float32 [rows, top_k, H], one row per token and router rank.
         route_indices: int32 [rows, top_k], experts in router order.
         route_weights: float32 [rows, top_k].
+        look_ahead: routers of layers to come, to be applied to the state of this one.
     """
 
     batch: Batch
@@ -64,6 +66,7 @@ class DecoderProgram:
     expert_rows: F32
     route_indices: NDArray[np.int32]
     route_weights: F32
+    look_ahead: LookAhead
 
 
 class DecoderBuilder:
@@ -124,6 +127,7 @@ class DecoderBuilder:
         self._ops: list[Op] = []
         self._segments: list[Segment] = []
         self._expert_layers: list[int] = []
+        self._routers: dict[int, RouterWeights] = {}
         self._embedding: Matrix | None = None
 
     def embedding(self) -> None:
@@ -181,8 +185,9 @@ class DecoderBuilder:
             router: name of the router's weight, [experts, H].
         """
         config, batch, label = self.config, self._batch, f"layer {layer}"
-        self._post_attention_norm(layer)
+        norm = self._post_attention_norm(layer)
         matrix = self._weights.matrix(router, config.experts, config.hidden_size)
+        self._routers[layer] = RouterWeights(norm, matrix)
         self._ops += [
             kernels.matmul(f"{label} router", matrix, self._normed, self._router_logits, batch),
             kernels.router(
@@ -230,16 +235,18 @@ class DecoderBuilder:
             expert_rows=self._expert_rows,
             route_indices=self._route_indices,
             route_weights=self._route_weights,
+            look_ahead=LookAhead(self._routers, self._x, self._router_logits, config.rms_norm_eps),
         )
 
-    def _post_attention_norm(self, layer: int) -> None:
+    def _post_attention_norm(self, layer: int) -> F32:
         name = f"model.layers.{layer}.post_attention_layernorm.weight"
-        self._rms_norm(f"layer {layer} post-attention norm", name, self._x, self._normed)
+        return self._rms_norm(f"layer {layer} post-attention norm", name, self._x, self._normed)
 
-    def _rms_norm(self, label: str, name: str, x: F32, y: F32, width: int | None = None) -> None:
+    def _rms_norm(self, label: str, name: str, x: F32, y: F32, width: int | None = None) -> F32:
         weight = self._weights.vector(name, x.shape[1] if width is None else width)
         self._ops.append(kernels.rms_norm(label, x, weight, self.config.rms_norm_eps, y, self._batch))
         self._written(y)
+        return weight
 
     def _project(self, label: str, name: str, x: F32, y: F32, *, bias: bool = False) -> None:
         values = self._weights.vector(f"{name}.bias", y.shape[1]) if bias else None

@@ -12,9 +12,9 @@ from tierd.store.store import ExpertStore
 SETTINGS = load_settings(None, max_tokens=128, seed=0)
 
 
-def answer(daemon, max_tokens, prompt=PROMPT):
+def answer(daemon, max_tokens, prompt=PROMPT, prefetch="off"):
     """The tokens and the node's own count of one answer, computed in this process."""
-    settings = SETTINGS.model_copy(update={"max_tokens": max_tokens})
+    settings = SETTINGS.model_copy(update={"max_tokens": max_tokens, "prefetch": prefetch})
     params = generation_params(settings, stop=[], ignore_eos=True)
     with open_store(daemon.name, settings, name="test") as opened:
         assert opened.tokenizer is not None
@@ -22,21 +22,30 @@ def answer(daemon, max_tokens, prompt=PROMPT):
         return list(last.token_ids), last.experts_chosen, opened.source.stats
 
 
+def read_ahead(counted):
+    """Experts that the daemon read before anybody asked: every guess that is read ends in one of these counts."""
+    prefetch = counted["prefetch"]
+    return sum(prefetch[name]["experts"] for name in ("used", "late", "wasted", "pending"))
+
+
+@pytest.mark.parametrize("prefetch", ["off", "on"])
 @pytest.mark.parametrize("arena", ["2 slots", "10%", "25%", "100%"])
-def test_the_tokens_are_those_of_a_node_without_a_daemon(serve, embedded_store, reference, arena):
+def test_the_tokens_are_those_of_a_node_without_a_daemon(serve, embedded_store, reference, arena, prefetch):
     geometry = ExpertStore.open(embedded_store).geometry
     slots = {"2 slots": 2, "10%": 25, "25%": 64, "100%": 256}[arena]
-    daemon = serve(embedded_store, "--arena", 2 * geometry.slot_bytes if arena == "2 slots" else arena)
+    size = 2 * geometry.slot_bytes if arena == "2 slots" else arena
+    daemon = serve(embedded_store, "--arena", size, "--prefetch", prefetch)
     tokens = 24 if arena == "2 slots" else 64
-    token_ids, chosen, stats = answer(daemon, tokens)
+    token_ids, chosen, stats = answer(daemon, tokens, prefetch=prefetch)
     assert token_ids == reference["token_ids"][:tokens]
     counted = eventually(lambda: (s := daemon.stats())["sessions"] == [] and s)
     asked, drive = counted["requests"], counted["drives"][0]
     assert asked["requests"] == chosen == stats.requested
     assert asked["requests"] == asked["hits"] + asked["misses"] + asked["joined"]
     assert (asked["hits"], asked["misses"]) == (stats.outcomes["hit"], stats.outcomes["miss"])
-    assert drive["reads"] == asked["misses"]
-    assert drive["bytes"] == asked["misses"] * geometry.slot_bytes
+    assert drive["reads"] == asked["misses"] + read_ahead(counted)
+    assert drive["bytes"] == drive["reads"] * geometry.slot_bytes
+    assert (read_ahead(counted) > 0) is (prefetch == "on" and arena != "2 slots")
     assert counted["arena"]["slots"] == slots
     if arena == "100%":
         assert asked["misses"] <= geometry.experts_total
@@ -58,6 +67,6 @@ def test_two_nodes_at_once_get_the_tokens_they_get_alone(serve, node, embedded_s
     assert asked["requests"] == first["unique_experts"] + second["unique_experts"]
     assert asked["requests"] == asked["hits"] + asked["misses"] + asked["joined"]
     # Each expert was read once, though both wanted most of them while they were cold.
-    assert counted["drives"][0]["reads"] == asked["misses"] <= 256
+    assert counted["drives"][0]["reads"] == asked["misses"] + read_ahead(counted) <= 256
     assert counted["arena"]["evictions"] == 0
     assert stats.outcomes["miss"] == 0

@@ -41,7 +41,9 @@ def generate(store, *options, code=0, policy=DEFAULT_POLICY):
 @pytest.mark.parametrize("policy", ["lru", DEFAULT_POLICY])
 def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(store, tmp_path, policy):
     plain = generate(store, "--in-process")
-    traced = generate(store, "--arena", "50%", "--messages", "--trace", tmp_path / "t.npz", policy=policy)
+    traced = generate(
+        store, "--arena", "50%", "--messages", "--prefetch", "off", "--trace", tmp_path / "t.npz", policy=policy
+    )
     assert traced["token_ids"] == plain["token_ids"]
     trace = load_trace(tmp_path / "t.npz")
     prompt, steps = traced["prompt_tokens"], Counter(trace.steps.tolist())

@@ -36,6 +36,7 @@ class Scenario:
         size_changes: how often an operator makes the arena smaller or larger, down to `most` slots.
         most_slots: how large it may become; 0 is as large as it is.
         policy: name of the eviction policy.
+        depth: reads in flight up to which more are begun ahead.
         most_per_hint: experts of a hint that are taken up.
         throttled: prefetch is throttled by what it gains.
         patience: most ticks after which a node cancels, moves on or dies.
@@ -58,6 +59,7 @@ class Scenario:
     size_changes: int = 0
     most_slots: int = 0
     policy: str = "lru"
+    depth: int = 4
     most_per_hint: int = 3
     throttled: bool = False
     patience: int = 12
@@ -289,6 +291,7 @@ def _hints(rng: Random) -> Scenario:
         spares=rng.randint(0, 3),
         unlocked_reads=rng.choice((0, 4)),
         policy=rng.choice(sorted(POLICIES)),
+        depth=rng.randint(1, 8),
         most_per_hint=rng.randint(1, 4),
         throttled=rng.random() < 0.5,
         size_changes=rng.choice((0, 0, 3)),

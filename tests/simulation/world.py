@@ -73,7 +73,7 @@ class World:
             max_experts_per_acquire=min(scenario.most, scenario.slots),
             sessions=self.sessions,
             prefetch=PrefetchOptions(
-                depth=lambda: sum(habits.workers for habits in scenario.drives),
+                depth=lambda: scenario.depth,
                 most_per_hint=scenario.most_per_hint,
                 throttle=Throttle() if scenario.throttled else None,
             ),

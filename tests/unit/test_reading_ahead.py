@@ -267,3 +267,14 @@ def test_what_requests_wait_reaches_the_throttle_once_per_token():
         hand.drive.land(step)
     session.ask(0, step=7)
     assert told == [0.25, 0.25, 0.05, 0.05, 0.05, 0.05, 0.05]
+
+
+def test_several_guesses_that_the_router_disagrees_with_are_taken_back_at_once(hand):
+    hand.drive.begins = False
+    session = hand.session()
+    session.hint(3, layer=1)
+    session.hint(5, layer=2)
+    assert len(hand.drive.held) == 2
+    session.ask(1, layer=2)
+    assert list(hand.drive.held) == [2 * FIRST + 1]
+    assert counts(hand) == {"issued": 2, "cancelled": 2}

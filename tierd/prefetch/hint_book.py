@@ -156,9 +156,9 @@ class HintBook:
         def when(entry: Hinted) -> tuple[int, int]:
             return entry.wishes[session].step, entry.layer
 
-        wrong = self._forget(session, lambda entry: when(entry) == place, None)
-        passed = self._forget(session, lambda entry: when(entry) < place, DropReason.EXPIRED)
-        return [flat for flat in wrong + passed if flat not in wanted]
+        self._forget(session, lambda entry: when(entry) == place, None)
+        unwanted = self._forget(session, lambda entry: when(entry) < place, DropReason.EXPIRED)
+        return [flat for flat in unwanted if flat not in wanted]
 
     def ended(self, session: int) -> list[int]:
         """The session is over. Returns: see `hint`."""

@@ -1,0 +1,72 @@
+"""Routers of layers to come, applied to the state of this one: which experts will probably be wanted next.
+
+The ops stand apart from the step. They are run while the step waits for experts, on buffers of their own, and change
+nothing that a token depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node import kernels
+from compute_node.kernels import Batch, Matrix, Segment
+
+__all__ = ["LOOK_AHEAD_ROWS", "LookAhead", "RouterWeights"]
+
+F32 = NDArray[np.float32]
+
+LOOK_AHEAD_ROWS: Final = 4
+"""Most rows of a step that is looked ahead of: a prefill wants nearly all experts of a layer anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """What decides in a layer: the weight of the norm before its router, float32 [H], and the router [experts, H]."""
+
+    norm: F32
+    router: Matrix
+
+
+class LookAhead:
+    """Routers by layer, ready to be run on any state.
+
+    Args:
+        routers: by model layer.
+        residual: float32 [rows, H], the residual stream of the step.
+        router_logits: float32 [rows, experts], of the layer where the step stopped.
+        eps: of the norms.
+
+    Attributes:
+        residual: as given; after a router has run, the state after attention.
+        router_logits: as given.
+        state: float32 [LOOK_AHEAD_ROWS, H], what `segment` is applied to.
+        logits: float32 [LOOK_AHEAD_ROWS, experts], what it gives.
+        batch: live rows of the two.
+    """
+
+    def __init__(self, routers: Mapping[int, RouterWeights], residual: F32, router_logits: F32, eps: float) -> None:
+        self.residual = residual
+        self.router_logits = router_logits
+        self.batch = Batch(LOOK_AHEAD_ROWS)
+        self.state = np.zeros((LOOK_AHEAD_ROWS, residual.shape[1]), np.float32)
+        self.logits = np.zeros((LOOK_AHEAD_ROWS, router_logits.shape[1]), np.float32)
+        normed = np.zeros_like(self.state)
+        self._segments = {
+            layer: Segment(
+                f"look ahead to layer {layer}",
+                [
+                    kernels.rms_norm(f"layer {layer} look-ahead norm", self.state, w.norm, eps, normed, self.batch),
+                    kernels.matmul(f"layer {layer} look-ahead router", w.router, normed, self.logits, self.batch),
+                ],
+            )
+            for layer, w in routers.items()
+        }
+
+    def segment(self, layer: int) -> Segment:
+        """Ops that apply the router of a layer to `state`."""
+        return self._segments[layer]

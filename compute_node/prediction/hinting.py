@@ -1,0 +1,164 @@
+"""Hints of a decode step: before it begins by its token, and wherever it waits for experts by its own state.
+
+All of it happens while the step has nothing to compute on, and only where something is missing: a step whose experts
+are all resident asks for nothing here. It changes no buffer that a token depends on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node.kernels import Segment
+from compute_node.models.look_ahead import LOOK_AHEAD_ROWS, LookAhead
+from compute_node.prediction.layer_guess import Guess, LayerGuess
+from compute_node.prediction.token_scores import TokenScores
+from tierd.client.source import ExpertSource
+from tierd.policy.token_table import TokenTable
+from tierd.prefetch.throttle import Throttle
+from tierd.store.geometry import Geometry
+
+__all__ = ["Hinting"]
+
+F32 = NDArray[np.float32]
+
+_FIRST_LAYERS: Final = 2
+"""Layers that are guessed from the token alone when a step begins: no state of an earlier layer tells more of them."""
+_FARTHEST: Final = 2
+_MOST_PER_CHOSEN: Final = 2
+_SMOOTHING: Final = 1 / 16
+_GENEROUS: Final = 2.0
+"""A layer is told to begin so many times later than the last ones did: what the daemon drops too early is lost."""
+
+
+class Hinting:
+    """Sends hints, and learns from what the routers then choose.
+
+    A step is `begin`; `at` for each layer where it stops for experts, and `meanwhile` there while it waits; `end`.
+
+    Args:
+        source: hears the hints.
+        geometry: of the store.
+        look: routers of layers to come.
+        run: runs a segment.
+        table: counts of experts by token; others fill it.
+        throttle: says how likely a guess must be; it is told what steps cost.
+        clock: seconds, for lead times.
+    """
+
+    def __init__(
+        self,
+        source: ExpertSource,
+        geometry: Geometry,
+        look: LookAhead,
+        run: Callable[[Segment], object],
+        table: TokenTable,
+        throttle: Throttle,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.throttle = throttle
+        self._source = source
+        self._look = look
+        self._run = run
+        self._clock = clock
+        self._top_k = geometry.top_k
+        self._layers = [entry.layer for entry in geometry.layers]
+        self._places = {layer: place for place, layer in enumerate(self._layers)}
+        experts = [entry.experts for entry in geometry.layers]
+        self._tokens = TokenScores(table, experts, geometry.top_k)
+        # By distance: 0 is from the token alone, n from the state of the n-th layer before.
+        self.layers = [[LayerGuess(count, geometry.top_k) for count in experts] for _distance in range(_FARTHEST + 1)]
+        self._step = 0
+        self._rows: list[int] = []
+        self._guesses: dict[tuple[int, int], list[Guess | None]] = {}
+        self._interval = 0.0
+        self._stopped: tuple[int, float] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether this step is one to be looked ahead of."""
+        return bool(self._rows)
+
+    def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
+        """A step begins that computes on these tokens."""
+        self._guesses.clear()
+        self._stopped = None
+        self._step = step
+        wanted = decode and len(tokens) <= LOOK_AHEAD_ROWS and self.throttle.level > 0
+        self._rows = list(tokens) if wanted else []
+        if wanted:
+            for place in range(min(_FIRST_LAYERS, len(self._layers))):
+                self._hint(place, 0, [None] * len(self._rows), place * self._interval)
+
+    def at(self, layer: int, routes: NDArray[np.int32]) -> None:
+        """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
+        if not self._rows:
+            return
+        place, now = self._places[layer], self._clock()
+        if self._stopped is not None and place > self._stopped[0]:
+            took = (now - self._stopped[1]) / (place - self._stopped[0])
+            self._interval += (took - self._interval) * (_SMOOTHING if self._interval else 1.0)
+        self._stopped = (place, now)
+        for distance in range(_FARTHEST + 1):
+            guesses = self._guesses.pop((place, distance), [])
+            for row, guess in enumerate(guesses):
+                if guess is not None:
+                    self.layers[distance][place].learn(guess, routes[row], self._look.router_logits[row].copy())
+        for chosen in routes:
+            self._tokens.learn(place, chosen)
+
+    def meanwhile(self, layer: int, known: F32) -> None:
+        """The step waits for experts of a layer: look ahead, as far as the next layer that lacks something.
+
+        Args:
+            layer: where it waits.
+            known: float32 [rows, H], the sum of what those of its experts give that are there.
+        """
+        place, look, rows = self._places[layer], self._look, len(self._rows)
+        look.batch.set_rows(rows)
+        np.add(look.residual[:rows], known, out=look.state[:rows])
+        for distance in range(1, _FARTHEST + 1):
+            target = place + distance
+            if target >= len(self._layers):
+                return
+            self._run(look.segment(self._layers[target]))
+            logits = [look.logits[row].copy() for row in range(rows)]
+            if self._hint(target, distance, logits, distance * self._interval):
+                return
+
+    def end(self, seconds: float) -> None:
+        """The step is complete; it took so long."""
+        if self._rows or self.throttle.level == 0:
+            self.throttle.token(seconds)
+
+    def _hint(self, place: int, distance: int, looks: Sequence[F32 | None], lead: float) -> bool:
+        """Guess a layer, and say what is likely and absent; returns whether there was anything to say."""
+        absent = self._source.absent(self._layers[place])
+        if absent is None or not absent.any():
+            return False
+        by_row = [
+            self.layers[distance][place].guess(look, self._tokens.of(token, place), absent)
+            for token, look in zip(self._rows, looks, strict=True)
+        ]
+        self._guesses[place, distance] = by_row
+        wanted = np.ones(len(absent), np.float32)
+        for guess in by_row:
+            if guess is not None:
+                wanted *= 1 - guess.probabilities
+        wanted = np.where(absent, 1 - wanted, 0)
+        likely = np.flatnonzero(wanted >= self.throttle.least)
+        if not likely.size:
+            return False
+        likely = likely[np.argsort(-wanted[likely])][: _MOST_PER_CHOSEN * self._top_k * len(by_row)]
+        self._source.hint(
+            self._layers[place],
+            likely.tolist(),
+            wanted[likely].tolist(),
+            step=self._step,
+            lead_seconds=_GENEROUS * lead,
+        )
+        return True
