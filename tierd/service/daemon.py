@@ -36,6 +36,7 @@ from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
 from tierd.service.drives import PRIMARY, Drives
 from tierd.service.listening import Listener, check_local
+from tierd.service.notify import Notifier
 from tierd.service.ram import RamKeeper, arena_size, facts_of
 from tierd.service.record_reader import RecordReader
 from tierd.service.remembering import Remembering
@@ -94,6 +95,7 @@ class Daemon:
         arena_size(settings, facts_of(store, settings, 0), store.manifest.dense_bytes)
         self._remembering = Remembering(store, settings, make_policy(settings.policy))
         self._stopping = asyncio.Event()
+        self._notifier = Notifier()
         self._drain_seconds = settings.drain_seconds
         self._started = time.monotonic()
         self._closers: list[Callable[[], object]] = []
@@ -201,6 +203,10 @@ class Daemon:
             self._closers.append(asyncio.ensure_future(watching).cancel)
         self._remembering.warm(arena.slots, drives.depth)
         self._ready = True
+        # Before anybody is told that the daemon is up, and may ask it to stop.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        self._notifier.send("READY=1", f"STATUS=serving {store.path.name} from {arena.slots} slots")
         return Running(
             address=listener.address,
             http_url=http_url,
@@ -258,11 +264,10 @@ class Daemon:
     async def wait(self) -> None:
         """Serve until `stop` or a signal; then drain within the bound."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._stopping.wait()
         self._ready = False
+        self._notifier.send("STOPPING=1", "STATUS=answering what is in flight")
         await self._health.enter_graceful_shutdown()
         self._sessions.drain("the daemon was asked to stop")
         deadline = loop.time() + self._drain_seconds
@@ -313,11 +318,18 @@ class Daemon:
         return self._ready, "" if self._ready else "the daemon is starting or stopping"
 
     async def _watch_lag(self) -> None:
+        """Measure how late the loop is, and tell systemd that it turns."""
         loop = asyncio.get_running_loop()
+        told = loop.time()
         while True:
             due = loop.time() + _LAG_SECONDS
             await asyncio.sleep(_LAG_SECONDS)
-            self._activity.lagged(max(0.0, loop.time() - due))
+            now = loop.time()
+            self._activity.lagged(max(0.0, now - due))
+            interval = self._notifier.watchdog_seconds
+            if interval is not None and now - told >= interval - _LAG_SECONDS:
+                told = now
+                self._notifier.send("WATCHDOG=1")
 
 
 def _attach_path(address: Address) -> Path:

