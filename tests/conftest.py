@@ -7,6 +7,7 @@ import os
 import tempfile
 
 import pytest
+import structlog
 import uvloop
 from hypothesis import HealthCheck, settings
 
@@ -36,6 +37,24 @@ SCRATCH = tempfile.TemporaryDirectory(prefix="tierd-tests-")
 # Daemons of one test shall not be warm from another; tests of the history say what they want.
 os.environ["TIERD_HISTORY"] = os.environ["TIERD_NODE_HISTORY"] = "off"
 os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_STATE_HOME"] = SCRATCH.name
+
+# A command that runs inside the tests' process sets up its log; loggers shall not keep it beyond that test.
+_configure_log = structlog.configure
+
+
+def configure_log(**settings):
+    _configure_log(**{**settings, "cache_logger_on_first_use": False})
+
+
+structlog.configure = configure_log
+
+
+@pytest.fixture(autouse=True)
+def default_log():
+    """Undo what a test's command did to the log."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 def pytest_unconfigure():
