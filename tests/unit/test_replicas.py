@@ -106,6 +106,29 @@ def test_data_loss_when_no_copy_is_good_and_the_next_read_works():
     world.at_rest()
 
 
+def test_an_expert_that_no_drive_can_give_is_logged_once_until_it_was_read_again():
+    sick = {5: ChecksumMismatch("wrong", path="/x/shard", hint="Copy it again.")}
+    world = World("a", "b", **dict.fromkeys("ab", lambda read, _number: sick.get(read.expert, SECONDS)))
+
+    def logged(expert):
+        with structlog.testing.capture_logs() as logs:
+            world.fetch(expert, within=5.0)
+        return [log for log in logs if log["event"] == "expert cannot be read"]
+
+    (log,) = logged(5)
+    assert (log["expert"], log["path"], log["offset"], log["length"]) == (5, "/x/shard", 4096 * 5, NBYTES)
+    assert log["log_level"] == "error"
+    assert "tried " in log["reason"]
+    assert log["advice"]
+    assert logged(5) == logged(6) == []
+    assert isinstance(world.fetch(5, within=5.0)[0], DataLoss)
+    good = sick.pop(5)
+    assert logged(5) == []
+    sick[5] = good
+    assert len(logged(5)) == 1
+    world.at_rest()
+
+
 def test_records_of_a_partial_fast_mirror_come_from_it_when_the_primary_is_slow():
     world = World("primary", "mirror", primary=lambda _read, _number: 10 * SECONDS)
     world.drives["mirror"].shards = frozenset({1})

@@ -47,6 +47,9 @@ class Fleet(Protocol):
     def stalled(self, drive: Drive) -> None:
         """An attempt was not answered in time, and nothing else was meanwhile."""
 
+    def failed(self, read: RecordRead, error: DriveError) -> None:
+        """No drive could give the record."""
+
     def ended(self, flight: Flight) -> None:
         """The flight's last attempt has returned."""
 
@@ -206,7 +209,9 @@ class Flight:
             self._memory.return_spare(spare)
         self._idle.clear()
         self._fleet.ended(self)
-        self._done(verdict(self._read, self._errors), slot)
+        error = verdict(self._read, self._errors)
+        self._fleet.failed(self._read, error)
+        self._done(error, slot)
 
     def _finish(self) -> None:
         self._over = True

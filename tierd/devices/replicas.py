@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
@@ -27,6 +28,9 @@ _SUMMED: Final = (
     "reads", "bytes", "errors", "checksum_failures", "read_seconds", "queue_seconds", "in_flight", "retries", "stalls",
     "failovers", "hedges_won", "hedges_lost",
 )  # fmt: skip
+
+_MAX_UNREADABLE: Final = 1024
+"""Experts for which it is remembered that the log has named them."""
 
 
 class ReplicaSet:
@@ -54,6 +58,7 @@ class ReplicaSet:
         self._prober = Prober(clock)
         self._flights: dict[int, Flight] = {}
         self._by_slot: dict[int, Flight] = {}
+        self._unreadable: OrderedDict[int, None] = OrderedDict()
         self.closing = False
         for drive in drives:
             self.add(drive)
@@ -189,6 +194,7 @@ class ReplicaSet:
         if error is None:
             drive.mark_good(read)
             drive.look_soon()
+            self._unreadable.pop(read.expert, None)
             if len(self._drives) == 1:
                 # Nobody takes its reads over, so they show that it is well, and no probe is needed.
                 drive.health.begin_probe(self.clock.time())
@@ -210,6 +216,25 @@ class ReplicaSet:
             self._quarantined(drive, "reads do not return", "Look at the kernel's log and at the drive's cable.")
         drive.device.stats.up = drive.health.usable
         self._move_away(drive)
+
+    def failed(self, read: RecordRead, error: DriveError) -> None:
+        """No drive could give the record: say so, once until it has been read again."""
+        if read.expert in self._unreadable or not blames_drive(error):
+            return
+        self._unreadable[read.expert] = None
+        if len(self._unreadable) > _MAX_UNREADABLE:
+            self._unreadable.popitem(last=False)
+        _log.error(
+            "expert cannot be read",
+            layer=read.layer,
+            expert=read.index,
+            path=error.path,
+            offset=error.offset,
+            length=error.length,
+            errno=error.errno,
+            reason=error.message,
+            advice=error.hint,
+        )
 
     def ended(self, flight: Flight) -> None:
         """The flight's last attempt has returned."""
