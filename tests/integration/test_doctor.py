@@ -171,6 +171,24 @@ def test_one_flipped_bit_is_found_by_a_deep_look(store, diagnose):
     assert f"{place.path.name}: layer 1 expert 1" in details(found["problem"])
 
 
+def test_one_flipped_bit_of_a_mirror_is_found_by_a_deep_look(store, diagnose, run, tmp_path):
+    mirror = tmp_path / "m"
+    run("mirror", "stage", store.path, mirror)
+    code, found = diagnose(store.path, "--mirror", mirror, "--deep")
+    assert (code, found["problem"]) == (1, [])
+    assert [check["name"] for check in found["ok"] if check["where"] == str(mirror)].count("contents") == 1
+    place = store.location(1, 1)
+    with (mirror / place.path.name).open("r+b") as file:
+        file.seek(place.offset + 9)
+        file.write(b"\xff")
+    code, found = diagnose(store.path, "--mirror", mirror, "--deep")
+    assert code == 2
+    (problem,) = found["problem"]
+    assert problem["where"] == str(mirror)
+    assert f"{place.path.name}: layer 1 expert 1" in problem["detail"]
+    assert "tierd mirror stage" in problem["remedy"]
+
+
 def faulty(rule):
     injector = FaultInjector(FaultPlan((rule,)), "nvme")
 

@@ -37,7 +37,7 @@ def doctor(
     also: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Where shards lie that STORE itself lacks.")
     ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of the store, too.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of store and mirrors, too.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with the daemon's settings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tierd.devices.copies import admit_copy
+from tierd.devices.copies import Copy, admit_copy
 from tierd.devices.probe import probe_drive
 from tierd.devices.transfers import Transfer, system_transfer
 from tierd.doctor.check import Check, Status
@@ -15,6 +15,7 @@ from tierd.doctor.store_checks import check_samples, sample_records
 from tierd.errors import StoreDamaged, TierdError
 from tierd.mirror.directory import check_directory, free_bytes
 from tierd.sizes import format_bytes
+from tierd.store.pieces import check_pieces, shard_pieces
 from tierd.store.store import ExpertStore
 
 __all__ = ["check_bandwidth", "check_mirror", "check_space"]
@@ -48,8 +49,10 @@ def check_space(directory: Path) -> Check:
     return Check("space", Status.OK, detail)
 
 
-def check_mirror(store: ExpertStore, directory: Path, *, transfer: Transfer = system_transfer) -> list[Check]:
-    """Which shards of a mirror will be read, and why others will not."""
+def check_mirror(
+    store: ExpertStore, directory: Path, *, deep: bool = False, transfer: Transfer = system_transfer
+) -> list[Check]:
+    """Which shards of a mirror will be read, and why others will not; with `deep`, every byte of them."""
     name = "mirror"
     stage = f"tierd mirror stage {store.path} {directory}"
     if not directory.is_dir():
@@ -84,9 +87,27 @@ def check_mirror(store: ExpertStore, directory: Path, *, transfer: Transfer = sy
                 "Put the mirror on another drive.",
             )
         )
+    if deep:
+        checks += _contents(store, copy, stage)
     samples = sample_records(store, copy.paths, transfer=transfer)
     checks += check_samples(samples)
     readable = [path for path in copy.paths if path is not None]
     checks.append(check_bandwidth(readable, store.geometry.slot_bytes, direct=not samples.buffered))
     checks.append(check_space(directory))
     return checks
+
+
+def _contents(store: ExpertStore, copy: Copy, stage: str) -> list[Check]:
+    """Reads every byte of a mirror's expert shards."""
+    problems: list[Check] = []
+    nbytes = records = 0
+    for shard, path in zip(store.manifest.shards, copy.paths, strict=True):
+        if path is None:
+            continue
+        for piece, problem in check_pieces(path, shard, shard_pieces(store, shard)):
+            if piece is not None:
+                records, nbytes = records + 1, nbytes + piece.nbytes
+            if problem is not None:
+                problems.append(Check("contents", Status.PROBLEM, str(problem), f"Copy it again: {stage}"))
+    detail = f"{records} experts read and right ({format_bytes(nbytes)})"
+    return problems or [Check("contents", Status.OK, detail)]

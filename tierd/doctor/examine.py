@@ -38,14 +38,14 @@ def examine(
     deep: bool = False,
     transfer: Transfer = system_transfer,
 ) -> Iterator[Check]:
-    """Looks at everything; takes a second or two, and as long as reading the store takes with `deep`.
+    """Looks at everything; takes a second or two, and as long as reading everything takes with `deep`.
 
     Args:
         path: the store.
         settings: of the daemon, from file and environment.
         mirrors: directories of mirrors, beside those of the settings.
         also: directories with shards that the store lacks, beside those of the settings.
-        deep: read every byte of the store, too.
+        deep: read every byte of the store and of the mirrors, too.
         transfer: what moves the bytes of sampled records.
 
     Yields:
@@ -75,7 +75,7 @@ def examine(
     known = [parse_mirror(text).directory for text in settings.mirror]
     wanted = list(dict.fromkeys([*mirrors, *(directory for directory in known if directory.is_dir())]))
     for directory in wanted:
-        checks = check_mirror(store, directory, transfer=transfer)
+        checks = check_mirror(store, directory, deep=deep, transfer=transfer)
         yield from (replace(check, where=str(directory)) for check in checks)
     room = memory_room(store, settings.max_sessions)
     yield check_memory(store, room)
