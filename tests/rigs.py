@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import mmap
 import os
 import shutil
 from pathlib import Path
@@ -19,7 +21,9 @@ from tierd.settings import ServeSettings
 from tierd.store.store import ExpertStore
 from tierd.store.synthetic import expected_record, make_store
 
-__all__ = ["RECORD", "Rig", "copy_of", "make_toy", "open_descriptors", "plan_file"]
+__all__ = [
+    "RECORD", "Rig", "cached_pages", "copy_of", "drop_cached_pages", "make_toy", "open_descriptors", "plan_file",
+]  # fmt: skip
 
 LAYERS, EXPERTS, RECORD = 4, 16, 64 << 10
 
@@ -51,6 +55,26 @@ def plan_file(path, *faults, seed=1, throttles=()):
 
 def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def cached_pages(path):
+    """How many pages of the file are in the page cache."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        pages = -(-len(mapping) // mmap.PAGESIZE)
+        flags = (ctypes.c_ubyte * pages)()
+        first = ctypes.c_char.from_buffer(mapping)
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapping)), flags) == 0
+        del first
+        return sum(flag & 1 for flag in flags)
+
+
+def drop_cached_pages(path):
+    """Let the page cache forget the file."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
 
 
 class Rig:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 import xxhash
+from rigs import cached_pages, drop_cached_pages
 
 from tierd.devices.device import RecordRead
 from tierd.devices.files import FileDevice
@@ -172,24 +173,10 @@ def test_a_missing_file_is_named(tmp_path):
         assert "mounted" in caught.value.hint
 
 
-def cached_pages(path):
-    """How many pages of the file are in the page cache."""
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
-        pages = -(-len(mapping) // mmap.PAGESIZE)
-        flags = (ctypes.c_ubyte * pages)()
-        first = ctypes.c_char.from_buffer(mapping)
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapping)), flags) == 0
-        del first
-        return sum(flag & 1 for flag in flags)
-
-
 def test_buffered_reads_leave_nothing_in_the_page_cache(path, into):
     expected(path)
     assert cached_pages(path) > 0
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    drop_cached_pages(path)
     before = cached_pages(path)
     file = ShardFile("nas", path, direct=False)
     file.read(OFFSET, into)
