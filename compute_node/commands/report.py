@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from compute_node.commands.opening import Opened
+from compute_node.commands.opening import Opened, arena_slots
 from compute_node.engine.generate import Finished
 from tierd.client.source import SourceStats
 
@@ -39,6 +39,7 @@ class AnswerReport:
         self.repeated = now.repeated - before.repeated
         self.messages = now.messages - before.messages
         self.discarded = now.discarded - before.discarded
+        self.arena_slots = arena_slots(opened.source)
 
     def as_object(self) -> dict[str, Any]:
         """Everything, for `--json` and for the last line of `--events`."""
@@ -52,6 +53,8 @@ class AnswerReport:
             "tokens_per_second": finished.tokens_per_second,
             "time_to_first_token_seconds": finished.time_to_first_token_seconds,
             "seconds": finished.seconds,
+            "decode": {"seconds": finished.decode_seconds, "wait_seconds": finished.decode_wait_seconds},
+            "arena_slots": self.arena_slots,
             "unique_experts": finished.experts_chosen,
             "hits": self.outcomes.get("hit", 0),
             "misses": self.outcomes.get("miss", 0),

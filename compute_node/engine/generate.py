@@ -80,6 +80,7 @@ class Finished:
         seconds: from the call of `generate` to this event.
         time_to_first_token_seconds: None if there is no token.
         decode_seconds: from the first token to the last.
+        decode_wait_seconds: of these, spent waiting for experts.
         experts_chosen: unique experts that the router chose, over layers and steps.
         compute_seconds: time in steps spent computing.
         wait_seconds: time in steps spent waiting for experts.
@@ -93,6 +94,7 @@ class Finished:
     seconds: float
     time_to_first_token_seconds: float | None
     decode_seconds: float
+    decode_wait_seconds: float
     experts_chosen: int
     compute_seconds: float
     wait_seconds: float
@@ -176,6 +178,7 @@ class Generator:
         decoder = self.tokenizer.stream(continues=True) if self.tokenizer is not None else None
         tokens: list[int] = []
         first = last = begun
+        waited_first = waited
         reason: FinishReason | None = None
         try:
             logits = self._prefill(sequence, prompt[reused:], cancelled)
@@ -189,6 +192,7 @@ class Generator:
                 last = time.perf_counter()
                 if len(tokens) == 1:
                     first = last
+                    waited_first = model.times.wait_seconds
                 ended = token in self.stop_tokens and not params.ignore_eos
                 text = stop.push(decoder.push(token)) if decoder is not None and not ended else ""
                 if ended or stop.stopped:
@@ -212,6 +216,7 @@ class Generator:
             seconds=time.perf_counter() - begun,
             time_to_first_token_seconds=first - begun if tokens else None,
             decode_seconds=last - first,
+            decode_wait_seconds=now_waited - waited_first if len(tokens) > 1 else 0.0,
             experts_chosen=now_experts - experts,
             compute_seconds=now_computed - computed,
             wait_seconds=now_waited - waited,

@@ -127,6 +127,51 @@ def test_a_trace_predicts_hit_rates_that_rise_with_memory(store, trace):
     assert "your text decides" in run(store.path, "--trace", trace).stdout
 
 
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory):
+    """A store that is large enough to measure its drive: 32 records of 1 MiB."""
+    return make_store(
+        tmp_path_factory.mktemp("drive") / "store", layers=2, experts=8, top_k=2, fill="pattern", record_bytes=1 << 20
+    )
+
+
+def measured(path, store, slots, seconds):
+    """A run of 20 decode steps."""
+    path.write_text(
+        json.dumps(
+            {
+                "token_ids": list(range(21)),
+                "arena_slots": slots,
+                "fingerprint": store.fingerprint,
+                "decode": {"seconds": 20 * seconds, "wait_seconds": 10 * seconds},
+            }
+        )
+    )
+    return path
+
+
+def test_measured_runs_predict_the_speed_at_every_size_and_with_another_drive(drive, trace, tmp_path):
+    runs = [measured(tmp_path / f"{slots}", drive, slots, seconds) for slots, seconds in ((4, 5.0), (16, 4.0))]
+    answer = planned(drive.path, "--trace", trace, "--measured", runs[0], "--measured", runs[1])
+    assert answer["drives"] == 1
+    speeds = {size["slots"]: size["tokens_per_second"] for size in answer["sizes"]}
+    assert speeds[16] == pytest.approx(1 / 4.0, rel=1e-3), "what was measured is predicted"
+    assert speeds[4] == pytest.approx(1 / 5.0, rel=1e-3)
+    assert [*speeds.values()] == sorted(speeds.values())
+    for size in answer["sizes"]:
+        assert size["tokens_per_second_with_another_drive"] >= size["tokens_per_second"]
+    told = run(drive.path, "--trace", trace, "--measured", runs[0]).stdout
+    assert "computes for" in told
+    assert "+1 drive" in told
+
+
+def test_measured_runs_need_a_trace_and_a_store(drive, trace, tmp_path):
+    path = measured(tmp_path / "r", drive, 4, 1.0)
+    assert "--trace" in str(run(drive.path, "--measured", path).exception)
+    arguments = (ORACLES / "olmoe", "--trace", trace, "--measured", path)
+    assert "not with a checkpoint" in str(run(*arguments).exception)
+
+
 def test_a_trace_of_another_model_is_refused(trace, tmp_path):
     other = make_store(tmp_path / "other", layers=2, experts=9, top_k=2, fill="sparse")
     assert "not those of the model" in str(run(other.path, "--trace", trace).exception)

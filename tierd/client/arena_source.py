@@ -99,7 +99,7 @@ class ArenaSource:
         self.store = store
         self.stats = SourceStats()
         self.boot_id = ""
-        self._address = address
+        self.address = address
         self._hello = pb.Hello(
             protocol=PROTOCOL,
             fingerprint=store.fingerprint,
@@ -121,7 +121,7 @@ class ArenaSource:
         self._attached: _Attached | None = self._attach()
 
     def __repr__(self) -> str:
-        return f"<ArenaSource {self._address}, {self.stats.requested} experts asked for>"
+        return f"<ArenaSource {self.address}, {self.stats.requested} experts asked for>"
 
     @property
     def messages_sent(self) -> int:
@@ -297,7 +297,7 @@ class ArenaSource:
         try:
             answer = attached.link.inbox.get(timeout=max(0.0, until - begun))
         except Empty:
-            message = f"{self._address} did not answer within {self._deadline + _GRACE_SECONDS:g} s"
+            message = f"{self.address} did not answer within {self._deadline + _GRACE_SECONDS:g} s"
             raise DeadlineExceeded(message, hint="`tierd stats` shows what it is busy with.") from None
         waited = time.monotonic() - begun
         self.stats.wait_seconds += waited
@@ -334,7 +334,7 @@ class ArenaSource:
         if attached is not None:
             self._hello.resumes = attached.link.welcome.attach_token
             self._detach(attached)
-        self._tell(f"tierd at {self._address} went away: {lost.why.message}")
+        self._tell(f"tierd at {self.address} went away: {lost.why.message}")
         welcome = self._reattach().link.welcome
         if lost.acquire_id is None:
             return False
@@ -354,11 +354,11 @@ class ArenaSource:
             except DaemonUnavailable as error:
                 if time.monotonic() - begun + pause > self._patience:
                     raise DaemonUnavailable(
-                        f"tierd at {self._address} did not come back within {self._patience:g} s: {error.message}",
+                        f"tierd at {self.address} did not come back within {self._patience:g} s: {error.message}",
                         hint="Start it again with `tierd serve`; a longer wait can be set with --patience.",
                     ) from error
             else:
-                self._tell(f"tierd at {self._address} is back; going on")
+                self._tell(f"tierd at {self.address} is back; going on")
                 return self._attached
             if not announced:
                 announced = True
@@ -369,9 +369,9 @@ class ArenaSource:
             pause = min(2 * pause, _MAX_RETRY_SECONDS)
 
     def _attach(self) -> _Attached:
-        opening = SessionLink.open(self._address, self._hello, seconds=_CONNECT_SECONDS)
+        opening = SessionLink.open(self.address, self._hello, seconds=_CONNECT_SECONDS)
         try:
-            link = self._loop.run(opening, seconds=2 * _CONNECT_SECONDS, what=f"connecting to {self._address}")
+            link = self._loop.run(opening, seconds=2 * _CONNECT_SECONDS, what=f"connecting to {self.address}")
         except DeadlineExceeded as error:
             raise DaemonUnavailable(error.message) from error
         try:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tierd.checkpoint.outlook import Outlook, look_ahead
-from tierd.commands.plan_figures import RamRow, format_figures, predict, ram_rows
+from tierd.commands.plan_figures import DriveSpeed, Prediction, RamRow, format_figures, predict, ram_rows
+from tierd.commands.plan_speed import MeasuredRun, load_run
 from tierd.errors import UsageError
 from tierd.policy.trace import Trace, load_trace
 from tierd.service.budget import AUTO, DaemonFacts, choose_ram, fixed_items, plan_budget
@@ -58,6 +60,13 @@ def plan(
         Path | None, typer.Option(help="Routing of this model; predicts hit rates by replaying it.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Replay only so many tokens of the trace.")] = 2000,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What compute-node generate STORE --json printed, on this host, of a text like the trace's; with "
+            "--trace it predicts tokens/s. Best are two, with little and with much RAM. Repeatable."
+        ),
+    ] = None,
     max_sessions: Annotated[int, typer.Option(min=1, max=4096, help="Compute nodes at once, as for serve.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -66,14 +75,20 @@ def plan(
     `auto` is the least of what the host has left and what each control group has left, minus a reserve; the sum is
     shown line by line.
     """
+    if measured and trace is None:
+        raise UsageError("--measured goes with --trace", hint="compute-node generate STORE --trace FILE records one.")
     settings = ServeSettings.load(config=None, table="serve", flags={"max_sessions": max_sessions})
     routing = None if trace is None else load_trace(trace)
     if routing is not None:
         routing = routing.head(tokens)
     if (model / MANIFEST_FILE).exists():
-        answer = _of_store(ExpertStore.open(model), settings, ram, routing)
+        store = ExpertStore.open(model)
+        runs = [load_run(path, store.fingerprint) for path in measured or []]
+        answer = _of_store(store, settings, ram, routing, runs)
     elif not (model / CONFIG_FILE).exists():
         raise UsageError(f"{model}: neither a store nor a checkpoint: it has no {MANIFEST_FILE} and no {CONFIG_FILE}")
+    elif measured:
+        raise UsageError("--measured goes with a store, not with a checkpoint")
     else:
         answer = _of_checkpoint(model, settings, ram, experts, dst, routing)
     if as_json:
@@ -82,12 +97,17 @@ def plan(
         _tell(answer)
 
 
-def _of_store(store: ExpertStore, settings: ServeSettings, ram: str, trace: Trace | None) -> dict[str, Any]:
+def _of_store(
+    store: ExpertStore, settings: ServeSettings, ram: str, trace: Trace | None, runs: list[MeasuredRun]
+) -> dict[str, Any]:
     drives = Drives(store, settings)
-    bandwidth = None
+    speed = None
     if trace is not None:
         asyncio.run(drives.measure())
-        bandwidth = sum(info.probe.bandwidth or 0.0 for info in drives.info.values()) or None
+        found = [info.probe.bandwidth for info in drives.info.values() if info.shards and info.probe.bandwidth]
+        speed = DriveSpeed(len(found), sum(found)) if found else None
+    facts = facts_of(store, settings, drives.spares)
+    forecast = _forecast(store.geometry, trace, speed, runs)
     dense = store.manifest.dense_bytes
     return {
         "model": str(store.path),
@@ -96,8 +116,9 @@ def _of_store(store: ExpertStore, settings: ServeSettings, ram: str, trace: Trac
         **_shape(store.geometry),
         "dense": {store.manifest.dense_format: dense},
         "formats": {store.manifest.expert_format: format_figures(store.geometry)},
-        "bandwidth": bandwidth,
-        **_memory(facts_of(store, settings, drives.spares), ram, dense, trace, store.geometry, bandwidth),
+        "bandwidth": speed.bandwidth if speed else None,
+        "drives": speed.drives if speed else None,
+        **_memory(facts, ram, dense, trace, forecast),
     }
 
 
@@ -123,7 +144,8 @@ def _of_checkpoint(
         "formats": {str(fmt): format_figures(made) for fmt, made in outlook.geometry.items()},
         "disk": _disk(outlook, chosen, dst if dst is not None else folder.absolute().parent),
         "bandwidth": None,
-        **_memory(facts, ram, dense, trace, geometry, None),
+        "drives": None,
+        **_memory(facts, ram, dense, trace, _forecast(geometry, trace, None, [])),
     }
 
 
@@ -150,8 +172,17 @@ def _disk(outlook: Outlook, chosen: ExpertFormat, place: Path) -> dict[str, Any]
     }
 
 
+def _forecast(
+    geometry: Geometry, trace: Trace | None, speed: DriveSpeed | None, runs: list[MeasuredRun]
+) -> Callable[[list[RamRow]], Prediction]:
+    """Adds to rows what the trace says of them, where there is one."""
+    if trace is None:
+        return lambda rows: Prediction(rows, None)
+    return lambda rows: predict(rows, trace, geometry, speed=speed, runs=runs)
+
+
 def _memory(
-    facts: DaemonFacts, ram: str, dense: int, trace: Trace | None, geometry: Geometry, bandwidth: float | None
+    facts: DaemonFacts, ram: str, dense: int, trace: Trace | None, forecast: Callable[[list[RamRow]], Prediction]
 ) -> dict[str, Any]:
     choice = choose_ram(ram, host_memory(), group_limits(), dense_bytes=dense)
     problem, budget = "", None
@@ -161,9 +192,7 @@ def _memory(
         if ram.strip().lower() != AUTO:
             raise
         problem = error.message
-    rows = ram_rows(facts, [choice.nbytes])
-    if trace is not None:
-        rows = predict(rows, trace, geometry, bandwidth=bandwidth)
+    prediction = forecast(ram_rows(facts, [choice.nbytes]))
     items = budget.items if budget is not None else fixed_items(facts)
     return {
         "ram": {
@@ -176,7 +205,8 @@ def _memory(
             "least_bytes": sum(item.nbytes for item in fixed_items(facts)) + facts.top_k * facts.slot_bytes,
             "problem": problem,
         },
-        "sizes": [dataclasses.asdict(row) for row in rows],
+        "sizes": [dataclasses.asdict(row) for row in prediction.rows],
+        "node": dataclasses.asdict(prediction.node) if prediction.node is not None else None,
         "trace": None if trace is None else trace.name,
     }
 
@@ -220,19 +250,26 @@ def _tell(answer: dict[str, Any]) -> None:
 
 
 def _tell_sizes(console: Console, answer: dict[str, Any]) -> None:
-    traced = answer["trace"] is not None
+    traced, node = answer["trace"] is not None, answer["node"]
+    speed = "tok/s" if node else "tok/s at most"
     table = Table(box=None, padding=(0, 2))
-    for title in ("RAM", "experts", "share", *(("hit rate", "read per token", "tok/s by drives") if traced else ())):
+    titles = ("hit rate", "read per token", speed, "+1 drive") if traced else ()
+    for title in ("RAM", "experts", "share", *titles):
         table.add_column(title, justify="right")
     for size in answer["sizes"]:
         row = RamRow(**size)
         cells = [format_bytes(row.ram), f"{row.slots:,}", f"{row.share:.0%}"]
         if row.hit_rate is not None and row.read_bytes is not None:
-            speed = f"{row.tokens_per_second:.3g}" if row.tokens_per_second is not None else ""
-            cells += [f"{row.hit_rate:.1%}", format_bytes(row.read_bytes), speed]
+            rates = (row.tokens_per_second, row.tokens_per_second_with_another_drive)
+            cells += [f"{row.hit_rate:.1%}", format_bytes(row.read_bytes)]
+            cells += ["" if rate is None else f"{rate:.3g}" for rate in rates]
         table.add_row(*cells)
     console.print()
     console.print(table)
     if traced:
-        print("  hit rates are those of the trace's routing, begun cold; your text decides. The last column is what")
-        print("  the drives alone allow, at the bandwidth that was measured; computing takes time, too.")
+        print("  hit rates are those of the trace's routing, begun cold; your text decides.")
+    if node:
+        print(f"  a step computes for {1e3 * node['compute_seconds']:,.2f} ms by the measured runs; a layer that lacks")
+        print(f"  experts takes {1e3 * node['message_seconds']:+,.2f} ms and the time of its reads from the drives.")
+    elif traced:
+        print("  tok/s are what the drives alone allow, at the bandwidth that was measured; see --measured.")

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from tierd.commands.plan_speed import Lacking, MeasuredRun, NodeSpeed, fit_speed
 from tierd.errors import UsageError
 from tierd.policy.policies import DEFAULT_POLICY, make_policy
 from tierd.policy.replay import ReplayArena, replay
@@ -14,7 +17,7 @@ from tierd.policy.trace import Trace
 from tierd.service.budget import DaemonFacts, fixed_items
 from tierd.store.geometry import Geometry
 
-__all__ = ["RamRow", "format_figures", "predict", "ram_rows"]
+__all__ = ["DriveSpeed", "Prediction", "RamRow", "format_figures", "predict", "ram_rows"]
 
 _GIB = 1 << 30
 _SIZES = tuple(size * _GIB for size in (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024))
@@ -30,7 +33,9 @@ class RamRow:
         share: of all experts.
         hit_rate: of a replayed trace; None without one.
         read_bytes: that a token of the trace reads from drives, on average.
-        tokens_per_second: that drives of the measured bandwidth allow, with nothing else taking time.
+        tokens_per_second: of one sequence, by the drives and by measured runs of a node; without such runs, what the
+            drives alone allow, with nothing else taking time.
+        tokens_per_second_with_another_drive: the same with one more drive like those there are.
     """
 
     ram: int
@@ -39,6 +44,23 @@ class RamRow:
     hit_rate: float | None = None
     read_bytes: float | None = None
     tokens_per_second: float | None = None
+    tokens_per_second_with_another_drive: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSpeed:
+    """The drives that were measured: how many, and their bytes per second together."""
+
+    drives: int
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Rows with what a trace says of them, and the node's speed, where runs of it were given."""
+
+    rows: list[RamRow]
+    node: NodeSpeed | None
 
 
 def ram_rows(facts: DaemonFacts, wanted: Sequence[int] = ()) -> list[RamRow]:
@@ -56,17 +78,20 @@ def ram_rows(facts: DaemonFacts, wanted: Sequence[int] = ()) -> list[RamRow]:
     return rows
 
 
-def predict(rows: Sequence[RamRow], trace: Trace, geometry: Geometry, *, bandwidth: float | None) -> list[RamRow]:
+def predict(
+    rows: Sequence[RamRow], trace: Trace, geometry: Geometry, *, speed: DriveSpeed | None, runs: Sequence[MeasuredRun]
+) -> Prediction:
     """The same rows with what the daemon's default policy would have made of a trace.
 
     Args:
         rows: sizes.
         trace: routing of this model.
         geometry: of the store.
-        bandwidth: bytes per second of all drives together.
+        speed: of the drives; None: not measured.
+        runs: of a node on this store; the more alike to the trace their text is, the better.
 
     Raises:
-        UsageError: the trace is of another model.
+        UsageError: the trace is of another model, or has no decode step to go with the runs.
     """
     if trace.layers != tuple(entry.layer for entry in geometry.layers) or trace.layer_experts != tuple(
         entry.experts for entry in geometry.layers
@@ -75,15 +100,47 @@ def predict(rows: Sequence[RamRow], trace: Trace, geometry: Geometry, *, bandwid
             f"--trace {trace.name}: its layers and experts are not those of the model",
             hint="Record one with this model: compute-node generate STORE --trace FILE.",
         )
-    arenas = [ReplayArena(make_policy(DEFAULT_POLICY), row.slots) for row in rows]
+    sizes = [row.slots for row in rows] + [run.slots for run in runs]
+    arenas = [ReplayArena(make_policy(DEFAULT_POLICY), min(slots, geometry.experts_total)) for slots in sizes]
     replay(trace, arenas, table=TokenTable(trace.layer_experts))
     mean = geometry.expert_bytes / geometry.experts_total
+    steps = np.unique(trace.steps[~trace.prefill]).size
+    node = None
+    if runs:
+        if speed is None:
+            raise UsageError("--measured goes with a store on a drive whose speed can be measured")
+        if not steps:
+            raise UsageError(f"--trace {trace.name}: has no decode step", hint="Record a longer answer.")
+        lacking = [Lacking(steps, arena.lacking) for arena in arenas[len(rows) :]]
+        node = fit_speed(runs, lacking, mean * speed.drives / speed.bandwidth, speed.drives)
     predicted = []
-    for row, arena in zip(rows, arenas, strict=True):
+    for row, arena in zip(rows, arenas, strict=False):
         read = arena.total.misses * mean / max(1, len(trace))
-        speed = bandwidth / read if bandwidth and read else None
-        predicted.append(replace(row, hit_rate=arena.total.hit_rate, read_bytes=read, tokens_per_second=speed))
-    return predicted
+        rates: tuple[float | None, float | None] = (None, None)
+        if speed is not None:
+            rates = _rates(node, Lacking(steps, arena.lacking), speed, mean) if node else _bounds(speed, read)
+        predicted.append(
+            replace(
+                row,
+                hit_rate=arena.total.hit_rate,
+                read_bytes=read,
+                tokens_per_second=rates[0],
+                tokens_per_second_with_another_drive=rates[1],
+            )
+        )
+    return Prediction(predicted, node)
+
+
+def _rates(node: NodeSpeed, lacking: Lacking, speed: DriveSpeed, mean: float) -> tuple[float, float]:
+    read_seconds = mean * speed.drives / speed.bandwidth
+    now = node.step_seconds(lacking, read_seconds, speed.drives)
+    return 1 / now, 1 / node.step_seconds(lacking, read_seconds, speed.drives + 1)
+
+
+def _bounds(speed: DriveSpeed, read: float) -> tuple[float | None, float | None]:
+    if not read:
+        return None, None
+    return speed.bandwidth / read, speed.bandwidth * (speed.drives + 1) / speed.drives / read
 
 
 def format_figures(geometry: Geometry) -> dict[str, Any]:

@@ -6,6 +6,7 @@ first, victims chosen before anything new comes in, and nobody leaves whom the r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -42,12 +43,22 @@ class Counts:
 
 @dataclass(slots=True)
 class ReplayArena:
-    """An arena of `slots` experts under one policy, and its counts by phase."""
+    """An arena of `slots` experts under one policy.
+
+    Attributes:
+        policy: who leaves.
+        slots: experts that fit.
+        prefill: counts of prefill steps.
+        decode: counts of decode steps.
+        lacking: requests of decode steps by how many experts they lacked, at least one.
+        resident: flat numbers of who is in RAM.
+    """
 
     policy: EvictionPolicy
     slots: int
     prefill: Counts = field(default_factory=Counts)
     decode: Counts = field(default_factory=Counts)
+    lacking: Counter[int] = field(default_factory=Counter)
     resident: set[int] = field(default_factory=set)
 
     @property
@@ -77,6 +88,8 @@ class ReplayArena:
         counts = self.prefill if prefill else self.decode
         counts.requests += len(wanted)
         counts.hits += len(wanted) - len(missing)
+        if missing and not prefill:
+            self.lacking[len(missing)] += 1
 
 
 @dataclass(frozen=True, slots=True)

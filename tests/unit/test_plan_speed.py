@@ -1,0 +1,101 @@
+"""The prediction of tokens per second: what is fitted from runs, and what follows for other arenas and drives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierd.commands.plan_speed import Lacking, MeasuredRun, NodeSpeed, fit_speed, load_run
+from tierd.errors import UsageError
+
+READ = 0.004
+LITTLE = Lacking(10, {1: 20, 2: 10, 3: 10})
+HALF = Lacking(10, {1: 12, 2: 4})
+NOTHING = Lacking(10, {})
+
+
+def run_of(speed, lacking, drives=1):
+    seconds = speed.step_seconds(lacking, READ, drives)
+    return MeasuredRun("r", 8, seconds, seconds - speed.compute_seconds)
+
+
+def test_reads_of_a_layer_are_shared_by_the_drives():
+    assert LITTLE.asked == 4
+    assert LITTLE.reads(1) == (20 + 2 * 10 + 3 * 10) / 10
+    assert LITTLE.reads(2) == (20 + 10 + 2 * 10) / 10
+    assert LITTLE.reads(9) == LITTLE.asked
+
+
+@given(st.floats(0.001, 1), st.floats(-READ, 0.1), st.integers(1, 3))
+def test_two_runs_say_what_computing_and_a_message_take(compute, message, drives):
+    speed = NodeSpeed(compute, message)
+    runs = [run_of(speed, lacking, drives) for lacking in (LITTLE, HALF)]
+    found = fit_speed(runs, [LITTLE, HALF], READ, drives)
+    assert found.compute_seconds == pytest.approx(compute, abs=1e-9)
+    assert found.message_seconds == pytest.approx(message, abs=1e-9)
+
+
+@pytest.mark.parametrize("lacking", [LITTLE, HALF])
+def test_one_run_says_it_by_its_own_split(lacking):
+    speed = NodeSpeed(0.02, 0.0007)
+    found = fit_speed([run_of(speed, lacking)], [lacking], READ, 1)
+    assert (found.compute_seconds, found.message_seconds) == pytest.approx((0.02, 0.0007))
+
+
+def test_a_run_that_lacked_nothing_says_nothing_of_messages():
+    assert fit_speed([run_of(NodeSpeed(0.02, 5), NOTHING)], [NOTHING], READ, 1) == NodeSpeed(pytest.approx(0.02), 0.0)
+
+
+def test_runs_that_contradict_each_other_still_give_a_time_above_zero():
+    runs = [MeasuredRun("little", 8, 0.9, 0.4), MeasuredRun("half", 16, 0.1, 0.05)]
+    found = fit_speed(runs, [LITTLE, HALF], READ, 1)
+    assert found.compute_seconds > 0
+    assert found.step_seconds(HALF, READ, 1) > 0
+
+
+def test_reads_behind_computing_cost_nothing_but_never_less():
+    speed = NodeSpeed(0.02, -10 * READ)
+    assert speed.step_seconds(LITTLE, READ, 1) == 0.02
+    assert NodeSpeed(0.02, -2 * READ).step_seconds(LITTLE, READ, 1) == pytest.approx(0.02 + READ)
+
+
+GOOD = {
+    "token_ids": list(range(11)), "arena_slots": 8, "fingerprint": "f",
+    "decode": {"seconds": 2.0, "wait_seconds": 0.5},
+}  # fmt: skip
+
+
+def test_a_run_is_read_per_step(tmp_path):
+    (tmp_path / "r").write_text(json.dumps(GOOD))
+    run = load_run(tmp_path / "r", "f")
+    assert (run.slots, run.seconds, run.wait_seconds) == (8, 0.2, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"fingerprint": "g"}, "another store"),
+        ({"arena_slots": None}, "without a daemon"),
+        ({"arena_slots": 0}, "without a daemon"),
+        ({"token_ids": [1, 2]}, "fewer than"),
+        ({"token_ids": 7}, "not the JSON"),
+        ({"decode": {"seconds": 1.0, "wait_seconds": 2.0}}, "fewer than"),
+        ({"decode": {"seconds": "x", "wait_seconds": 2.0}}, "not the JSON"),
+        ({"decode": 3}, "not the JSON"),
+    ],
+)
+def test_what_is_no_run_of_this_store_is_refused(tmp_path, change, why):
+    (tmp_path / "r").write_text(json.dumps(GOOD | change))
+    with pytest.raises(UsageError, match=why):
+        load_run(tmp_path / "r", "f")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[1]", b"{}"])
+def test_a_file_that_is_nothing_of_the_kind_is_refused_by_name(tmp_path, content):
+    if content is not None:
+        (tmp_path / "r").write_bytes(content)
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        load_run(tmp_path / "r", "f")

@@ -1,0 +1,144 @@
+"""How fast a node will decode: from replayed misses, the drives' bandwidth, and one or more measured runs.
+
+A decode step takes as long as a step with everything in RAM, and on top, for each layer that lacks experts, one message
+to the daemon and the reads. Reads of a layer go on at the same time, on all drives:
+
+    seconds = compute + sum over layers that lack experts of max(0, message + ceil(lacking / drives) * read)
+
+`read` is the size of a record over the bandwidth of one drive. `compute` and `message` come from runs of the node: of
+one run its own split into computing and waiting, of several the least squares over their seconds per step. `message` is
+below zero where a node computes on residents for longer than a message takes, and so hides a part of the reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierd.errors import UsageError
+
+__all__ = ["Lacking", "MeasuredRun", "NodeSpeed", "fit_speed", "load_run"]
+
+_LEAST_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """What `compute-node generate --json` said of a run.
+
+    Attributes:
+        name: of the file.
+        slots: of the arena.
+        seconds: of a decode step.
+        wait_seconds: of these, waiting for experts.
+    """
+
+    name: str
+    slots: int
+    seconds: float
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What the decode steps of a replayed trace had to ask for.
+
+    Attributes:
+        steps: decode steps.
+        requests: layers of steps by how many experts they lacked, at least one.
+    """
+
+    steps: int
+    requests: Mapping[int, int]
+
+    @property
+    def asked(self) -> float:
+        """Layers of a step that lack something."""
+        return sum(self.requests.values()) / self.steps
+
+    def reads(self, drives: int) -> float:
+        """Reads of a step one after the other, where so many drives read at the same time."""
+        return sum(ceil(lacking / drives) * count for lacking, count in self.requests.items()) / self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpeed:
+    """Seconds of the node's part; see the module.
+
+    Attributes:
+        compute_seconds: of a step with everything in RAM.
+        message_seconds: of a layer that lacks experts, beside the reads.
+    """
+
+    compute_seconds: float
+    message_seconds: float
+
+    def step_seconds(self, lacking: Lacking, read_seconds: float, drives: int) -> float:
+        """Seconds of a decode step, on average.
+
+        Args:
+            lacking: by replay.
+            read_seconds: of one record from one drive.
+            drives: of the same speed.
+        """
+        waits = sum(
+            max(0.0, self.message_seconds + ceil(missing / drives) * read_seconds) * count
+            for missing, count in lacking.requests.items()
+        )
+        return self.compute_seconds + waits / lacking.steps
+
+
+def load_run(path: Path, fingerprint: str) -> MeasuredRun:
+    """Reads what `compute-node generate STORE --arena SIZE --json` printed.
+
+    Raises:
+        UsageError: it cannot be read, is nothing of the kind, or is of another store.
+    """
+    hint = f"Make it by: compute-node generate STORE --arena 25% -f TEXT --json > {path}"
+    try:
+        content: Any = json.loads(path.read_bytes())
+        slots, steps = content["arena_slots"], len(content["token_ids"]) - 1
+        decode = content["decode"]
+        seconds, waited = float(decode["seconds"]), float(decode["wait_seconds"])
+        of = str(content["fingerprint"])
+    except OSError as error:
+        raise UsageError(f"--measured {path}: cannot be read: {error.strerror}", hint=hint) from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"--measured {path}: is not the JSON of a run of compute-node", hint=hint) from None
+    if of != fingerprint:
+        raise UsageError(f"--measured {path}: is a run of another store", hint=hint)
+    if not isinstance(slots, int) or slots < 1:
+        raise UsageError(f"--measured {path}: is a run without a daemon, and says nothing of its arena", hint=hint)
+    if steps < _LEAST_STEPS or not 0 <= waited <= seconds or seconds <= 0:
+        raise UsageError(f"--measured {path}: has fewer than {_LEAST_STEPS} decode steps", hint=hint)
+    return MeasuredRun(str(path), slots, seconds / steps, waited / steps)
+
+
+def fit_speed(runs: Sequence[MeasuredRun], lacking: Sequence[Lacking], read_seconds: float, drives: int) -> NodeSpeed:
+    """The node's part of the time, as measured.
+
+    Args:
+        runs: at least one.
+        lacking: by replay of arenas of their sizes, in the same order.
+        read_seconds: of one record from one drive.
+        drives: that they were measured with.
+    """
+    asked = np.array([one.asked for one in lacking])
+    beside_reads = np.array(
+        [run.seconds - read_seconds * one.reads(drives) for run, one in zip(runs, lacking, strict=True)]
+    )
+    if np.ptp(asked) > 0:
+        columns = np.stack([np.ones(len(runs)), asked], axis=1)
+        (compute, message), *_ = np.linalg.lstsq(columns, beside_reads, rcond=None)
+        if compute > 0:
+            return NodeSpeed(float(compute), float(message))
+    compute = float(np.mean([run.seconds - run.wait_seconds for run in runs]))
+    if not asked.any():
+        return NodeSpeed(compute, 0.0)
+    return NodeSpeed(compute, float(np.mean((beside_reads - compute)[asked > 0] / asked[asked > 0])))
