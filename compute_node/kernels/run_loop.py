@@ -38,8 +38,12 @@ FIELDS: Final = 16
 GENERATION, TABLE, FIRST, OPS, ARRIVED, PHASE, SLEEPERS, STOP, TINY, HALTED = (i * 64 for i in range(10))
 BLOCK_WORDS: Final = 80
 
-SHARED_WORK: Final = 1 << 16
-"""Multiply-adds below which one thread does an op alone: some 10 us, about what a meeting costs on a busy machine."""
+SHARED_WORK: Final = 1 << 19
+"""Multiply-adds below which one thread does an op alone: 10 to 30 us, what a meeting costs where others use the cores.
+
+A meeting of free cores costs 0.3 us, but a model so small that this matters is fast enough on one core, while two
+threads that meet a hundred times a token are several times slower than one as soon as another process runs.
+"""
 _AHEAD_LINES: Final = 128
 """Cache lines of the next op's weights that a thread asks for when it has done its part of an op."""
 _SPIN_NANOSECONDS: Final = 50_000
