@@ -190,6 +190,21 @@ def test_the_command_prints_a_table_for_people():
     assert "which is assumed" in output
 
 
+def test_all_policies_are_compared_where_that_is_asked_for():
+    answer = json.loads(run(HELD, "--tokens", 6, "--policy", "all", "--arena", "50%", "--jobs", 1, "--json"))
+    assert set(POLICIES) - set(answer["policies"]) == {"decayed-frequency"}
+    few = json.loads(run(HELD, "--tokens", 6, "--arena", "50%", "--jobs", 1, "--json"))
+    assert set(few["policies"]) == {"lru", "belady", DEFAULT_POLICY, few["best_decayed_frequency"]}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_contest_tells_of_each_policy_that_has_been_through(held, jobs):
+    lines = []
+    compete(held.head(8), ["lru", "belady"], [50], jobs=jobs, tell=lines.append)
+    assert [line.split()[0] for line in lines] == ["lru", "belady"]
+    assert "2 of 2" in lines[1]
+
+
 def test_several_processes_count_the_same(held):
     trace = held.head(40)
     assert compete(trace, ["lru", "belady"], [25], jobs=2) == compete(trace, ["lru", "belady"], [25], jobs=1)

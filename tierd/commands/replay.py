@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,9 @@ from tierd.sizes import format_bytes, parse_bytes
 
 __all__ = ["register"]
 
+_ALL = "all"
 _ASSUMED_BYTES = 1 << 20
+_QUIET_SECONDS = 5.0
 _PROMPT_ROWS = 64
 
 
@@ -41,7 +44,10 @@ def replay(
     arena: Annotated[str, typer.Option(help="Arena sizes, in percent of all experts.")] = "10%,25%,50%",
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="Policies to compare, by commas or repeated; LRU and Belady always run. Default: all."),
+        typer.Option(
+            help="More policies to compare, by commas or repeated, or all. LRU, Belady, the default and the decayed "
+            "frequency that fits best always run."
+        ),
     ] = None,
     train: Annotated[
         Path | None, typer.Option(help="An earlier trace: half-lives are fitted and token tables counted on it.")
@@ -70,9 +76,16 @@ def replay(
         trace = trace.with_prompts(prompt, _PROMPT_ROWS)
     if not len(trace):
         raise UsageError(f"{trace.name}: no step to replay")
-    best = best_half_life(trace if history is None else history, percents, jobs=jobs)
+    notes = Console(stderr=True, highlight=False)
+    began = time.monotonic()
+
+    def tell(done: str) -> None:
+        if notes.is_terminal or time.monotonic() - began > _QUIET_SECONDS:
+            notes.print(f"  {done} · {time.monotonic() - began:.0f} s", style="dim", markup=False)
+
+    best = best_half_life(trace if history is None else history, percents, jobs=jobs, tell=tell)
     names = _policies(policy, best, cold=history is not None)
-    scores = compete(trace, names, percents, history=history, jobs=jobs)
+    scores = compete(trace, names, percents, history=history, jobs=jobs, tell=tell)
     answer = _answer(trace, scores, best, size, fitted_on=trace.name if train is None else str(train))
     if plot is not None:
         draw_chart(plot, scores, title=trace.name)
@@ -100,10 +113,11 @@ def _percents(text: str) -> list[float]:
 
 
 def _policies(given: list[str] | None, best: str, *, cold: bool) -> list[str]:
-    """The bounds first, then what was asked for or everything, each once."""
-    chosen = sorted(POLICIES) if given is None else [name.strip() for text in given for name in text.split(",")]
-    if given is None:
-        chosen.remove(DecayedFrequency.name)  # the fitted one runs in its place
+    """The bounds first, then what was asked for, each once."""
+    chosen = [name.strip() for text in given or () for name in text.split(",")]
+    if _ALL in chosen:
+        # The fitted decayed frequency runs in the place of the other one.
+        chosen = [name for name in chosen if name != _ALL] + sorted(POLICIES.keys() - {DecayedFrequency.name})
     if cold:
         chosen.append(COLD)
     return list(dict.fromkeys([Lru.name, Belady.name, best, DEFAULT_POLICY, *chosen]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,7 +62,13 @@ class _Entry:
 
 
 def compete(
-    trace: Trace, policies: Iterable[str], percents: Sequence[float], *, history: Trace | None = None, jobs: int = 0
+    trace: Trace,
+    policies: Iterable[str],
+    percents: Sequence[float],
+    *,
+    history: Trace | None = None,
+    jobs: int = 0,
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> list[Score]:
     """Runs each policy over the trace, for all arena sizes at once.
 
@@ -71,6 +78,7 @@ def compete(
         percents: arena sizes.
         history: an earlier trace; the token tables of the default are counted on it first.
         jobs: processes; 0: one per processor.
+        tell: takes a line when a policy has been through.
 
     Raises:
         UsageError: an unknown policy, or an arena below one token's experts.
@@ -81,23 +89,32 @@ def compete(
     for percent in percents:
         slots_of(trace, percent)
     workers = min(jobs or os.cpu_count() or 1, len(entries))
-    if workers <= 1:
-        return [score for entry in entries for score in _run(entry)]
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return [score for scores in pool.map(_run, entries) for score in scores]
+    with ExitStack() as stack:
+        found: Iterable[list[Score]] = map(_run, entries)
+        if workers > 1:
+            context = multiprocessing.get_context("spawn")
+            found = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context)).map(_run, entries)
+        scores = []
+        for done, (entry, of_one) in enumerate(zip(entries, found, strict=True), start=1):
+            tell(f"{entry.policy} on {trace.name}, {done} of {len(entries)}")
+            scores += of_one
+        return scores
 
 
-def best_half_life(trace: Trace, percents: Sequence[float], *, jobs: int = 0) -> str:
+def best_half_life(
+    trace: Trace, percents: Sequence[float], *, jobs: int = 0, tell: Callable[[str], None] = lambda _line: None
+) -> str:
     """The name of the decayed frequency whose half-life of 8 to 512 steps has the most hits over all arena sizes.
 
-    The hit rate has one peak, so the search climbs from the middle to it.
+    The hit rate has one peak, so the search climbs from the middle to it. `tell` is as for `compete`.
     """
     hits: dict[int, float] = {}
 
     def measure(places: Iterable[int]) -> None:
         lives = [_HALF_LIVES[place] for place in places if 0 <= place < len(_HALF_LIVES)]
         new = [life for life in lives if life not in hits]
-        for score in compete(trace, [f"{DecayedFrequency.name}-{life}" for life in new], percents, jobs=jobs):
+        names = [f"{DecayedFrequency.name}-{life}" for life in new]
+        for score in compete(trace, names, percents, jobs=jobs, tell=tell):
             life = int(score.policy.rpartition("-")[2])
             hits[life] = hits.get(life, 0.0) + score.total.hit_rate
 
