@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
-from daemons import command, on_loop
+from daemons import command, eventually, on_loop
 from sessions import RawSession
 from typer.testing import CliRunner
 
@@ -66,6 +68,47 @@ def test_a_daemon_takes_up_a_mirror_reads_from_it_and_lets_it_go(serve, store, m
     assert removed.returncode == 0, removed.stderr
     assert removed.stdout == "mirror1 is no longer read from\n"
     assert list(drives(daemon)) == ["nvme"]
+
+
+def read_all(session):
+    """Every expert, through the session; each must come."""
+    for layer in range(LAYERS):
+        for pair in range(0, EXPERTS, 2):
+            session.acquire(layer, [pair, pair + 1])
+            ready, failed = session.answers(2)
+            assert (sorted(ready), failed) == ([pair, pair + 1], {})
+
+
+def whole_shards(folder):
+    return {path.name for path in folder.glob("experts-*.safetensors")}
+
+
+def offered_by(daemon, folder):
+    """Names of the shards that the daemon reads from a mirror which it is told to look at now."""
+    return set(on_loop(add_mirror(daemon.address, folder, 1.0))["shards"])
+
+
+def test_a_mirror_offers_whole_files_only_while_it_is_staged_and_after_that_was_killed(serve, store, tmp_path):
+    daemon, folder = serve(store.path, "--arena", f"{4 * store.geometry.slot_bytes}"), tmp_path / "m"
+    session = RawSession(daemon.address)
+    session.hello(fingerprint=store.fingerprint)
+    stage = [sys.executable, "-m", "tierd", "mirror", "stage", str(store.path), str(folder), "--rate", "600KB"]
+    with subprocess.Popen(stage, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as staging:
+        try:
+            eventually(lambda: 1 <= len(whole_shards(folder)) < LAYERS and list(folder.glob("experts-*.partial")), 30)
+            before = whole_shards(folder)
+            offered = offered_by(daemon, folder)
+            assert before <= offered <= whole_shards(folder)
+            read_all(session)
+        finally:
+            staging.kill()
+    assert offered_by(daemon, folder) == whole_shards(folder)
+    read_all(session)
+    assert command("tierd", "mirror", "stage", store.path, folder).returncode == 0
+    assert len(offered_by(daemon, folder)) == LAYERS
+    read_all(session)
+    assert drives(daemon)["mirror1"]["errors"] == 0
+    session.close()
 
 
 def test_refusals_of_the_daemon_say_why(serve, store, tmp_path):
