@@ -23,7 +23,7 @@ from compute_node.models.decoder import DecoderProgram, build_program
 from compute_node.models.decoder_config import check_geometry
 from compute_node.models.registry import family_of
 from compute_node.prediction.foresight import Foresight
-from compute_node.prediction.hinting import Hinting
+from compute_node.prediction.hinting import Hinting, StepHints
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.token_table import TokenTable
@@ -151,7 +151,7 @@ class Model:
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
         self._foresight = Foresight(geometry)
-        self.hinting = self._hinting(options.prefetch, geometry)
+        self.hinting: StepHints | None = self._hinting(options.prefetch, geometry)
         self._experts = ExpertPoint(
             source, geometry, self._program, self._executor, numerics=numerics, by_ops=options.execution == "ops"
         )
@@ -191,6 +191,22 @@ class Model:
     def experts_chosen(self) -> int:
         """Unique experts that the router chose, summed over layers and steps; counted here, not by the source."""
         return self._experts.experts_chosen + self._steps.experts_used
+
+    @property
+    def program(self) -> DecoderProgram:
+        """The step as ops, and the buffers that it leaves behind."""
+        return self._program
+
+    def route_ahead(self, layer: int, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits of a layer's router on residual states of another: float32 [rows, H] to float32 [rows, experts].
+
+        There are at most `LOOK_AHEAD_ROWS` rows. Nothing of a step changes.
+        """
+        look = self._program.look_ahead
+        look.batch.set_rows(len(states))
+        look.state[: len(states)] = states
+        self._executor.run(look.segment(layer))
+        return look.logits[: len(states)].copy()
 
     def close(self) -> None:
         """Ends the native threads. May be called more than once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from tierd.policy.token_table import TokenTable
 from tierd.prefetch.throttle import Throttle
 from tierd.store.geometry import Geometry
 
-__all__ = ["Hinting"]
+__all__ = ["Hinting", "StepHints"]
 
 F32 = NDArray[np.float32]
 
@@ -33,6 +33,26 @@ _MOST_PER_CHOSEN: Final = 2
 _SMOOTHING: Final = 1 / 16
 _GENEROUS: Final = 2.0
 """A layer is told to begin so many times later than the last ones did: what the daemon drops too early is lost."""
+
+
+class StepHints(Protocol):
+    """What a model tells of its steps to whoever sends hints; `Hinting` explains the calls."""
+
+    @property
+    def active(self) -> bool:
+        """Whether this step is one to be looked ahead of."""
+
+    def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
+        """A step begins that computes on these tokens."""
+
+    def at(self, layer: int, routes: NDArray[np.int32]) -> None:
+        """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
+
+    def meanwhile(self, layer: int, known: F32) -> None:
+        """The step waits for experts of a layer; float32 [rows, H] is what the others of it add."""
+
+    def end(self, seconds: float) -> None:
+        """The step is complete; it took so long."""
 
 
 class Hinting:

@@ -1,0 +1,185 @@
+"""How well are misses foreseen? Predictors of the node against the plain next router, on texts nothing was fitted on.
+
+No drive is involved: a pool of slots under decayed frequency says which experts would have been missing. Whatever a
+predictor names and the pool lacks would be read; what of it the router then chooses is useful, the rest is wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node.bench.routing_states import RoutingStates, record_states
+from compute_node.engine.model import Model
+from compute_node.prediction.calibration import margins
+from compute_node.prediction.layer_guess import PREDICTORS, LayerGuess
+from compute_node.prediction.token_scores import TokenScores
+from tierd.policy.decayed_frequency import DecayedFrequency
+from tierd.policy.replay import ReplayArena
+from tierd.policy.token_table import TokenTable
+
+__all__ = ["Recall", "measure_recall"]
+
+BASELINE = "next router"
+BELIEVED = "chosen per layer"
+
+
+@dataclass(slots=True)
+class _Found:
+    """Scores of absent experts, the higher the likelier, and whether the router chose them; by layer."""
+
+    scores: list[NDArray[np.float32]] = field(default_factory=list)
+    wanted: list[NDArray[np.bool_]] = field(default_factory=list)
+    places: list[NDArray[np.intp]] = field(default_factory=list)
+
+    def add(self, place: int, scores: NDArray[np.float32], wanted: NDArray[np.bool_]) -> None:
+        self.scores.append(scores)
+        self.wanted.append(wanted)
+        self.places.append(np.full(len(scores), place))
+
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+        """Recall on misses and wasted per useful byte after each further expert, likeliest first; and their order."""
+        wanted = np.concatenate(self.wanted)
+        order = np.argsort(-np.concatenate(self.scores), kind="stable")
+        useful = np.cumsum(wanted[order])
+        read = np.arange(1, len(order) + 1)
+        return useful / max(1, useful[-1]), (read - useful) / np.maximum(1, useful), order
+
+    def at_waste(self, waste: float) -> tuple[float, float, dict[int, float]]:
+        """The highest recall at no more waste, that waste, and the recall by layer there."""
+        recall, wasted, order = self.curve()
+        within = np.flatnonzero(wasted <= waste)
+        last = int(within[-1]) if within.size else 0
+        wanted, places = np.concatenate(self.wanted), np.concatenate(self.places)
+        read = np.zeros(len(order), np.bool_)
+        read[order[: last + 1]] = True
+        by_layer = {
+            place: float(wanted[read & (places == place)].sum() / max(1, wanted[places == place].sum()))
+            for place in np.unique(places).tolist()
+        }
+        return float(recall[last]), float(wasted[last]), by_layer
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The figures, and how often the guess of each rank was right: float [2 k], for `DrawnHints`."""
+
+    report: dict[str, Any]
+    precision: list[float]
+
+
+class _Comparison:
+    def __init__(self, model: Model, slots: int) -> None:
+        geometry = model.source.store.manifest.geometry
+        self._model = model
+        self._layers = [entry.layer for entry in geometry.layers]
+        experts = [entry.experts for entry in geometry.layers]
+        self._starts = np.cumsum([0, *experts])
+        self._k = geometry.top_k
+        self._table = TokenTable(experts)
+        self._tokens = TokenScores(self._table, experts, geometry.top_k)
+        self._guesses = [LayerGuess(count, geometry.top_k) for count in experts]
+        self._pool = ReplayArena(DecayedFrequency(), slots)
+        self._step = 0
+        self.baseline = np.zeros(3, np.int64)  # useful, read, missed
+        self.found = {name: _Found() for name in (BELIEVED, *PREDICTORS)}
+        self.ranks = np.zeros((2, 2 * geometry.top_k))  # right, said
+
+    def run(self, states: RoutingStates, *, judged: bool) -> None:
+        """One text: guess, then learn, as a node does."""
+        for row, token in enumerate(states.tokens.tolist()):
+            self._step += 1
+            for place, layer in enumerate(self._layers):
+                there = [int(self._starts[place]) + expert for expert in states.routes[row, place].tolist()]
+                resident = np.array([flat in self._pool.resident for flat in there])
+                self._pool.policy.visit(0, self._step, layer, prefill=False)
+                self._pool.request(there, prefill=False)
+                self._tokens.learn(place, states.routes[row, place])
+                if place + 1 < len(self._layers):
+                    known = (states.weighted[row, place] * resident[:, None]).sum(axis=0)
+                    self._look(states, row, token, place + 1, known, judged=judged)
+            chosen = states.routes[row] + self._starts[:-1, None].astype(np.int32)
+            self._table.count(token, chosen, previous=None)
+
+    def _look(
+        self,
+        states: RoutingStates,
+        row: int,
+        token: int,
+        place: int,
+        known: NDArray[np.float32],
+        *,
+        judged: bool,
+    ) -> None:
+        start, end = int(self._starts[place]), int(self._starts[place + 1])
+        absent = np.array([flat not in self._pool.resident for flat in range(start, end)])
+        residual = states.residual[row, place - 1]
+        plain, informed = self._model.route_ahead(self._layers[place], np.stack([residual, residual + known]))
+        guess = self._guesses[place].guess(informed, self._tokens.of(token, place), absent)
+        chosen, wanted = states.routes[row, place], np.zeros(end - start, np.bool_)
+        wanted[chosen] = True
+        if judged and guess is not None:
+            top = np.zeros_like(wanted)
+            top[np.argsort(-plain)[: self._k]] = True
+            self.baseline += [(top & absent & wanted).sum(), (top & absent).sum(), (absent & wanted).sum()]
+            self.found[BELIEVED].add(place, guess.probabilities[absent], wanted[absent])
+            for name, scores in guess.scores.items():
+                self.found[name].add(place, margins(scores, self._k)[absent], wanted[absent])
+            ranked = np.argsort(-guess.scores[guess.chosen_by])[: self.ranks.shape[1]]
+            self.ranks[0, : len(ranked)] += wanted[ranked]
+            self.ranks[1, : len(ranked)] += 1
+        if guess is not None:
+            self._guesses[place].learn(guess, chosen, states.logits[row, place])
+
+
+def measure_recall(
+    model: Model,
+    train: Sequence[NDArray[np.int64]],
+    held: Sequence[NDArray[np.int64]],
+    *,
+    residency: float,
+    tell: Callable[[str], None],
+) -> Recall:
+    """Compare the predictors.
+
+    Args:
+        model: whose routing is foreseen.
+        train: texts to learn from, token ids.
+        held: texts to be judged on; learning goes on, always after judging.
+        residency: share of the experts that the pool holds.
+        tell: takes a line when something begins.
+    """
+    comparison = _Comparison(model, round(residency * model.source.store.manifest.geometry.experts_total))
+    for number, tokens in enumerate([*train, *held]):
+        tell(f"text {number + 1} of {len(train) + len(held)}")
+        comparison.run(record_states(model, tokens), judged=number >= len(train))
+    useful, read, missed = comparison.baseline.tolist()
+    baseline_waste = (read - useful) / max(1, useful)
+    recall, waste, by_layer = comparison.found[BELIEVED].at_waste(baseline_waste)
+    plain = useful / max(1, missed)
+    report = {
+        "recall_on_misses": recall,
+        "baseline_recall_on_misses": plain,
+        "wasted_per_useful_byte": waste,
+        "baseline_wasted_per_useful_byte": baseline_waste,
+        "closed_share": (recall - plain) / max(1e-9, 1 - plain),
+        "recall_by_layer": by_layer,
+        "curves": {name: _thinned(found) for name, found in comparison.found.items()},
+        "misses": missed,
+        "residency": residency,
+        "train_tokens": sum(map(len, train)),
+        "held_tokens": sum(map(len, held)),
+    }
+    precision = (comparison.ranks[0] / np.maximum(1, comparison.ranks[1])).tolist()
+    return Recall(report, precision)
+
+
+def _thinned(found: _Found) -> list[tuple[float, float]]:
+    """Some fifty points of a curve: recall and waste."""
+    recall, waste, _ = found.curve()
+    chosen = np.searchsorted(recall, np.linspace(0.02, 0.98, 49))
+    return [(float(recall[i]), float(waste[i])) for i in np.minimum(chosen, len(recall) - 1)]
