@@ -9,9 +9,8 @@ import shutil
 
 import numpy as np
 import pytest
-import typer
 from daemons import command
-from typer.testing import CliRunner
+from inside import commands
 
 from tierd.api import admin_pb2
 from tierd.commands import doctor, mirror
@@ -46,17 +45,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def run():
-    app = typer.Typer()
-    doctor.register(app)
-    mirror.register(app)
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
+    return commands(doctor, mirror)
 
 
 @pytest.fixture

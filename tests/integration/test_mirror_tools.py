@@ -12,8 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from inside import commands
 
 from tierd.commands import mirror, verify
 from tierd.devices.copies import admit_copy
@@ -45,17 +44,7 @@ def store(original, tmp_path):
 
 @pytest.fixture
 def run():
-    app = typer.Typer()
-    mirror.register(app)
-    verify.register(app)
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
+    return commands(mirror, verify)
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import os
 import shutil
 
 import pytest
-import typer
 from daemons import command, eventually
+from inside import commands
 from sessions import RawSession
-from typer.testing import CliRunner
 
 from tierd.client.daemon_scrub import watch_scrub
 from tierd.client.loop_thread import LoopThread
@@ -31,17 +30,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def run():
-    app = typer.Typer()
-    scrub.register(app)
-    mirror.register(app)
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
+    return commands(scrub, mirror)
 
 
 @pytest.fixture
