@@ -8,13 +8,11 @@ import struct
 from itertools import islice
 
 import numpy as np
-import pytest
 
 from tierd.observe import page_stream
 from tierd.observe.expert_view import ExpertSources, ExpertView, Place
 from tierd.observe.live_series import LiveSeries, StepCounter
 from tierd.observe.page_stream import MOST_VIEWERS, Frame, PageStream
-from tierd.store.synthetic import make_store
 
 
 class Scene:
@@ -47,14 +45,12 @@ def frames(data):
     return found
 
 
-@pytest.fixture(scope="module")
-def geometry(tmp_path_factory):
-    path = tmp_path_factory.mktemp("small") / "store"
-    return make_store(path, layers=3, experts=4, top_k=2, fill="pattern").geometry
+LAYERS = [(0, 4), (1, 4), (2, 4)]
+EXPERTS = 12
 
 
-def make_stream(geometry, scene):
-    return PageStream(geometry, scene.sources, lambda: {"now": 1}, lambda: {"time": [0.5]})
+def make_stream(scene):
+    return PageStream(LAYERS, scene.sources, lambda: {"now": 1}, lambda: {"time": [0.5]})
 
 
 def test_a_view_tells_places_moves_uses_and_heat():
@@ -97,11 +93,11 @@ def test_heat_begins_with_what_is_remembered_and_fades_for_what_is_not_used():
     assert view.heat().tolist() == [255, round(255 * (10 / 80) ** 0.5)]
 
 
-async def test_a_viewer_gets_a_snapshot_then_changes(geometry, monkeypatch):
+async def test_a_viewer_gets_a_snapshot_then_changes(monkeypatch):
     monkeypatch.setattr(page_stream, "_TICK_SECONDS", 0.001)
-    scene = Scene(geometry.experts_total)
+    scene = Scene(EXPERTS)
     scene.present[5] = True
-    stream = make_stream(geometry, scene)
+    stream = make_stream(scene)
     viewer = stream.frames()
     first = frames(await anext(viewer))
     assert [kind for kind, _ in first] == [Frame.SNAPSHOT, Frame.PAST, Frame.LIVE]
@@ -121,9 +117,9 @@ async def test_a_viewer_gets_a_snapshot_then_changes(geometry, monkeypatch):
     await viewer.aclose()
 
 
-async def test_it_looks_only_while_somebody_looks_on(geometry, monkeypatch):
+async def test_it_looks_only_while_somebody_looks_on(monkeypatch):
     monkeypatch.setattr(page_stream, "_TICK_SECONDS", 0.001)
-    stream = make_stream(geometry, Scene(geometry.experts_total))
+    stream = make_stream(Scene(EXPERTS))
     await asyncio.sleep(0.01)
     assert stream.looks == 0
     viewer = stream.frames()
@@ -140,8 +136,8 @@ async def test_it_looks_only_while_somebody_looks_on(geometry, monkeypatch):
     await again.aclose()
 
 
-async def test_viewers_are_bounded_and_a_close_ends_them(geometry):
-    stream = make_stream(geometry, Scene(geometry.experts_total))
+async def test_viewers_are_bounded_and_a_close_ends_them():
+    stream = make_stream(Scene(EXPERTS))
     viewers = [stream.frames() for _ in range(MOST_VIEWERS)]
     for viewer in viewers:
         await anext(viewer)
@@ -153,11 +149,11 @@ async def test_viewers_are_bounded_and_a_close_ends_them(geometry):
     assert stream.viewers == 0
 
 
-async def test_a_slow_viewer_gets_a_new_snapshot_instead_of_ever_more_frames(geometry, monkeypatch):
+async def test_a_slow_viewer_gets_a_new_snapshot_instead_of_ever_more_frames(monkeypatch):
     monkeypatch.setattr(page_stream, "_TICK_SECONDS", 0.0)
     monkeypatch.setattr(page_stream, "_MOST_QUEUED", 4)
-    scene = Scene(geometry.experts_total)
-    stream = make_stream(geometry, scene)
+    scene = Scene(EXPERTS)
+    stream = make_stream(scene)
     viewer = stream.frames()
     await anext(viewer)
     for _ in range(100):

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tierd.commands.bench_observe import observe
 from tierd.drivebench.fio import fio_path
 from tierd.drivebench.measure import SIZES, Effort, against_fio, against_throttle, cold_store, several_drives
 from tierd.drivebench.noise import TOO_MUCH, OtherWork
@@ -27,13 +28,9 @@ _PARTS = ("fio", "throttle", "several")
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
     bench = typer.Typer(no_args_is_help=True, help="Measure; the machine should be quiet meanwhile.")
-    bench.callback()(_group)
     bench.command()(drives)
+    bench.command()(observe)
     app.add_typer(bench, name="bench")
-
-
-def _group() -> None:
-    """Keep `drives` a command of its own, though it is the only one."""
 
 
 def drives(

@@ -72,7 +72,8 @@ class Live:
             rates=parts.remembering.rates,
         )
         self.series = LiveSeries(self._counters)
-        self.stream = PageStream(geometry, sources, self.now, self.series.columns)
+        layers = [(entry.layer, entry.experts) for entry in geometry.layers]
+        self.stream = PageStream(layers, sources, self.now, self.series.columns)
 
     async def watch(self) -> None:
         """Take a sample now and then, until cancelled."""

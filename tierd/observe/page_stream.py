@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
 from tierd.observe.expert_view import ExpertSources, ExpertView
-from tierd.store.geometry import Geometry
 
 __all__ = ["MOST_VIEWERS", "Frame", "PageStream"]
 
@@ -59,7 +58,7 @@ class PageStream:
     """Looks while somebody looks on, and passes what changed to every viewer.
 
     Args:
-        geometry: of the store.
+        layers: number and experts of each layer that has any.
         sources: of the experts' places and uses.
         live: figures as of now, as plain JSON values.
         past: the last ten minutes.
@@ -69,11 +68,14 @@ class PageStream:
     """
 
     def __init__(
-        self, geometry: Geometry, sources: ExpertSources, live: Callable[[], Any], past: Callable[[], Any]
+        self,
+        layers: Sequence[tuple[int, int]],
+        sources: ExpertSources,
+        live: Callable[[], Any],
+        past: Callable[[], Any],
     ) -> None:
         self.looks = 0
-        self._layers = b"".join(struct.pack("<II", entry.layer, entry.experts) for entry in geometry.layers)
-        self._layers = struct.pack("<I", len(geometry.layers)) + self._layers
+        self._layers = struct.pack("<I", len(layers)) + b"".join(struct.pack("<II", *layer) for layer in layers)
         self._sources = sources
         self._live = live
         self._past = past

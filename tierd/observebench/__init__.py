@@ -1,0 +1,1 @@
+"""What looking on costs: a scrape, a viewer, and how fast a browser draws all experts."""
