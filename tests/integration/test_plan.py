@@ -161,7 +161,7 @@ def test_measured_runs_predict_the_speed_at_every_size_and_with_another_drive(dr
     for size in answer["sizes"]:
         assert size["tokens_per_second_with_another_drive"] >= size["tokens_per_second"]
     told = run(drive.path, "--trace", trace, "--measured", runs[0]).stdout
-    assert "computes for" in told
+    assert "a step computes for" in told
     assert "+1 drive" in told
 
 

@@ -14,6 +14,7 @@ from tierd.errors import UsageError
 READ = 0.004
 LITTLE = Lacking(10, {1: 20, 2: 10, 3: 10})
 HALF = Lacking(10, {1: 12, 2: 4})
+MUCH = Lacking(10, {4: 40})
 NOTHING = Lacking(10, {})
 
 
@@ -23,30 +24,46 @@ def run_of(speed, lacking, drives=1):
 
 
 def test_reads_of_a_layer_are_shared_by_the_drives():
-    assert LITTLE.asked == 4
+    assert (LITTLE.asked, LITTLE.experts) == (4, 7)
     assert LITTLE.reads(1) == (20 + 2 * 10 + 3 * 10) / 10
     assert LITTLE.reads(2) == (20 + 10 + 2 * 10) / 10
     assert LITTLE.reads(9) == LITTLE.asked
 
 
-@given(st.floats(0.001, 1), st.floats(-READ, 0.1), st.integers(1, 3))
-def test_two_runs_say_what_computing_and_a_message_take(compute, message, drives):
-    speed = NodeSpeed(compute, message)
+@given(st.floats(0.001, 1), st.floats(0, 0.1), st.floats(0, 0.1), st.integers(1, 3))
+def test_three_runs_say_what_computing_a_message_and_an_expert_take(compute, message, expert, drives):
+    speed = NodeSpeed(compute, message, expert)
+    runs = [run_of(speed, lacking, drives) for lacking in (LITTLE, HALF, MUCH)]
+    found = fit_speed(runs, [LITTLE, HALF, MUCH], READ, drives)
+    assert found == NodeSpeed(*(pytest.approx(value, abs=1e-7) for value in (compute, message, expert)))
+
+
+@given(st.floats(0.001, 1), st.floats(0.0001, 0.1), st.integers(1, 3))
+def test_two_runs_say_it_where_a_message_costs_as_much_as_six_experts(compute, message, drives):
+    speed = NodeSpeed(compute, message, message / 6)
     runs = [run_of(speed, lacking, drives) for lacking in (LITTLE, HALF)]
     found = fit_speed(runs, [LITTLE, HALF], READ, drives)
-    assert found.compute_seconds == pytest.approx(compute, abs=1e-9)
-    assert found.message_seconds == pytest.approx(message, abs=1e-9)
+    assert found == NodeSpeed(*(pytest.approx(value, abs=1e-7) for value in (compute, message, message / 6)))
 
 
 @pytest.mark.parametrize("lacking", [LITTLE, HALF])
 def test_one_run_says_it_by_its_own_split(lacking):
-    speed = NodeSpeed(0.02, 0.0007)
-    found = fit_speed([run_of(speed, lacking)], [lacking], READ, 1)
-    assert (found.compute_seconds, found.message_seconds) == pytest.approx((0.02, 0.0007))
+    speed = NodeSpeed(0.02, 0.0006, 0.0001)
+    assert fit_speed([run_of(speed, lacking)], [lacking], READ, 1) == NodeSpeed(
+        *(pytest.approx(value) for value in (0.02, 0.0006, 0.0001))
+    )
+
+
+def test_reads_that_hide_behind_computing_are_seen_in_runs():
+    speed = NodeSpeed(0.03, -0.5 * READ, 0)
+    for sizes in ([LITTLE], [LITTLE, NOTHING]):
+        found = fit_speed([run_of(speed, lacking) for lacking in sizes], sizes, READ, 1)
+        assert found == NodeSpeed(pytest.approx(0.03), pytest.approx(-0.5 * READ), 0)
 
 
 def test_a_run_that_lacked_nothing_says_nothing_of_messages():
-    assert fit_speed([run_of(NodeSpeed(0.02, 5), NOTHING)], [NOTHING], READ, 1) == NodeSpeed(pytest.approx(0.02), 0.0)
+    found = fit_speed([run_of(NodeSpeed(0.02, 5, 5), NOTHING)], [NOTHING], READ, 1)
+    assert found == NodeSpeed(pytest.approx(0.02), 0, 0)
 
 
 def test_runs_that_contradict_each_other_still_give_a_time_above_zero():
@@ -57,9 +74,8 @@ def test_runs_that_contradict_each_other_still_give_a_time_above_zero():
 
 
 def test_reads_behind_computing_cost_nothing_but_never_less():
-    speed = NodeSpeed(0.02, -10 * READ)
-    assert speed.step_seconds(LITTLE, READ, 1) == 0.02
-    assert NodeSpeed(0.02, -2 * READ).step_seconds(LITTLE, READ, 1) == pytest.approx(0.02 + READ)
+    assert NodeSpeed(0.02, -10 * READ, 0).step_seconds(LITTLE, READ, 1) == 0.02
+    assert NodeSpeed(0.02, -2 * READ, 0).step_seconds(LITTLE, READ, 1) == pytest.approx(0.02 + READ)
 
 
 GOOD = {

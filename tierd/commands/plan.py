@@ -269,7 +269,8 @@ def _tell_sizes(console: Console, answer: dict[str, Any]) -> None:
     if traced:
         print("  hit rates are those of the trace's routing, begun cold; your text decides.")
     if node:
-        print(f"  a step computes for {1e3 * node['compute_seconds']:,.2f} ms by the measured runs; a layer that lacks")
-        print(f"  experts takes {1e3 * node['message_seconds']:+,.2f} ms and the time of its reads from the drives.")
+        compute, message, expert = (1e3 * node[f"{part}_seconds"] for part in ("compute", "message", "expert"))
+        print(f"  by the measured runs a step computes for {compute:,.2f} ms; a layer that lacks experts takes")
+        print(f"  {message:+,.2f} ms, {expert:,.2f} ms for each of them, and the time of its reads from the drives.")
     elif traced:
         print("  tok/s are what the drives alone allow, at the bandwidth that was measured; see --measured.")

@@ -1,13 +1,15 @@
 """How fast a node will decode: from replayed misses, the drives' bandwidth, and one or more measured runs.
 
 A decode step takes as long as a step with everything in RAM, and on top, for each layer that lacks experts, one message
-to the daemon and the reads. Reads of a layer go on at the same time, on all drives:
+to the daemon, some work for each expert, and the reads, which go on at the same time on all drives:
 
-    seconds = compute + sum over layers that lack experts of max(0, message + ceil(lacking / drives) * read)
+    seconds = compute + sum over layers that lack experts of
+              max(0, message + lacking * expert + ceil(lacking / drives) * read)
 
-`read` is the size of a record over the bandwidth of one drive. `compute` and `message` come from runs of the node: of
-one run its own split into computing and waiting, of several the least squares over their seconds per step. `message` is
-below zero where a node computes on residents for longer than a message takes, and so hides a part of the reads.
+`read` is the size of a record over the bandwidth of one drive. The others come from runs of the node: of three or more
+runs by least squares over their seconds per step, of two with a fixed relation of `message` to `expert`, and of one by
+its own split into computing and waiting. `message` is below zero where a node computes on residents for longer than a
+message takes, and so hides a part of the reads.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tierd.errors import UsageError
 
 __all__ = ["Lacking", "MeasuredRun", "NodeSpeed", "fit_speed", "load_run"]
 
+Values = NDArray[np.float64]
+
+_NOTHING = 1e-9
 _LEAST_STEPS = 4
+_EXPERTS_PER_MESSAGE = 6.0
+"""A message costs 0.74 ms and an expert beside its read 0.12 ms, as the least of many tries with records of 56 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,11 @@ class Lacking:
         """Layers of a step that lack something."""
         return sum(self.requests.values()) / self.steps
 
+    @property
+    def experts(self) -> float:
+        """Experts that a step lacks."""
+        return sum(lacking * count for lacking, count in self.requests.items()) / self.steps
+
     def reads(self, drives: int) -> float:
         """Reads of a step one after the other, where so many drives read at the same time."""
         return sum(ceil(lacking / drives) * count for lacking, count in self.requests.items()) / self.steps
@@ -73,11 +86,13 @@ class NodeSpeed:
 
     Attributes:
         compute_seconds: of a step with everything in RAM.
-        message_seconds: of a layer that lacks experts, beside the reads.
+        message_seconds: of a layer that lacks experts.
+        expert_seconds: of each expert that it lacks, beside its read.
     """
 
     compute_seconds: float
     message_seconds: float
+    expert_seconds: float
 
     def step_seconds(self, lacking: Lacking, read_seconds: float, drives: int) -> float:
         """Seconds of a decode step, on average.
@@ -88,7 +103,8 @@ class NodeSpeed:
             drives: of the same speed.
         """
         waits = sum(
-            max(0.0, self.message_seconds + ceil(missing / drives) * read_seconds) * count
+            max(0.0, self.message_seconds + missing * self.expert_seconds + ceil(missing / drives) * read_seconds)
+            * count
             for missing, count in lacking.requests.items()
         )
         return self.compute_seconds + waits / lacking.steps
@@ -129,16 +145,32 @@ def fit_speed(runs: Sequence[MeasuredRun], lacking: Sequence[Lacking], read_seco
         read_seconds: of one record from one drive.
         drives: that they were measured with.
     """
-    asked = np.array([one.asked for one in lacking])
-    beside_reads = np.array(
-        [run.seconds - read_seconds * one.reads(drives) for run, one in zip(runs, lacking, strict=True)]
-    )
-    if np.ptp(asked) > 0:
-        columns = np.stack([np.ones(len(runs)), asked], axis=1)
-        (compute, message), *_ = np.linalg.lstsq(columns, beside_reads, rcond=None)
-        if compute > 0:
-            return NodeSpeed(float(compute), float(message))
-    compute = float(np.mean([run.seconds - run.wait_seconds for run in runs]))
-    if not asked.any():
-        return NodeSpeed(compute, 0.0)
-    return NodeSpeed(compute, float(np.mean((beside_reads - compute)[asked > 0] / asked[asked > 0])))
+    asked, experts = np.array([one.asked for one in lacking]), np.array([one.experts for one in lacking])
+    seconds, ones = np.array([run.seconds for run in runs]), np.ones(len(runs))
+    beside_reads = seconds - read_seconds * np.array([one.reads(drives) for one in lacking])
+    own_compute = float(np.mean([run.seconds - run.wait_seconds for run in runs]))
+    found = _least_squares([ones, asked, experts], beside_reads, seconds)
+    if found is not None and found[0] > 0 and min(found[1:]) >= -_NOTHING:
+        return NodeSpeed(found[0], max(0.0, found[1]), max(0.0, found[2]))
+    compute = message = share = 0.0
+    for share in (1 / _EXPERTS_PER_MESSAGE, 0.0):  # with nothing for an expert where reads hide behind computing
+        work = asked + share * experts
+        found = _least_squares([ones, work], beside_reads, seconds)
+        if found is None or found[0] <= 0:
+            some = work > 0
+            found = [
+                own_compute,
+                float(np.mean((beside_reads - own_compute)[some] / work[some])) if some.any() else 0.0,
+            ]
+        compute, message = found
+        if message >= 0:
+            break
+    return NodeSpeed(compute, message, max(0.0, share * message))
+
+
+def _least_squares(columns: list[Values], wanted: Values, weights: Values) -> list[float] | None:
+    """Factors of the columns that come nearest to what is wanted, as shares of `weights`; None if many do so."""
+    if len(wanted) < len(columns):
+        return None
+    factors, _, rank, _ = np.linalg.lstsq(np.stack(columns, axis=1) / weights[:, None], wanted / weights, rcond=1e-9)
+    return [float(factor) for factor in factors] if rank == len(columns) else None
