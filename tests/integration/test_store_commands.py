@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from inside import commands
 
 from tierd.commands import convert, inspect, verify
 from tierd.errors import StoreDamaged, UsageError
@@ -17,17 +16,7 @@ ORACLE = Path(__file__).parent.parent / "oracles" / "qwen3_moe"
 
 @pytest.fixture
 def run():
-    app = typer.Typer()
-    for command in (convert, inspect, verify):
-        command.register(app)
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
+    return commands(convert, inspect, verify)
 
 
 @pytest.fixture
