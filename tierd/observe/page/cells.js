@@ -1,7 +1,10 @@
 // Where each expert stands: one pixel per expert in a small image, and its place on the screen under zoom and pan.
 
 export const PLACES = ["no working drive", "one drive", "several drives", "RAM"];
-const FLASH_MS = 600;
+const FLASH_MS = 450;
+const FULL_FLASH_AFTER_MS = 900; // an expert that is used all the time flashes less, or its colour could not be seen
+const LEAST_FLASH = 0.12;
+const MOST_FLASH = 0.85;
 const LEAST_SHARE = 0.3; // of a place's colour that an expert without any heat keeps
 const MOST_CELL = 40;
 const MOST_STRETCH = 3;
@@ -32,6 +35,7 @@ export class Cells {
     if (!same) {
       this.usedAt = new Float64Array(start);
       this.uses = new Uint32Array(start);
+      this.flash = new Float32Array(start);
     }
     this.columns = Math.max(...this.layers.map((layer) => layer.experts));
     this.image = new OffscreenCanvas(this.columns, this.layers.length);
@@ -52,6 +56,8 @@ export class Cells {
     for (let i = 0; i < used; i += 1) {
       const word = view.getUint32(8 + 4 * (moved + i), true);
       const flat = word & 0xffffff;
+      const rested = Math.min(1, (now - this.usedAt[flat]) / FULL_FLASH_AFTER_MS);
+      this.flash[flat] = LEAST_FLASH + (MOST_FLASH - LEAST_FLASH) * rested;
       this.usedAt[flat] = now;
       this.uses[flat] += word >>> 24;
       this.flashing.add(flat);
@@ -84,7 +90,7 @@ export class Cells {
     const base = theme.places[this.places[flat]];
     const share = LEAST_SHARE + (1 - LEAST_SHARE) * (this.heat[flat] / 255);
     const since = now - this.usedAt[flat];
-    const flash = this.usedAt[flat] > 0 && since < FLASH_MS ? 1 - since / FLASH_MS : 0;
+    const flash = this.usedAt[flat] > 0 && since < FLASH_MS ? this.flash[flat] * (1 - since / FLASH_MS) : 0;
     const out = 4 * (row * this.columns + column);
     for (let c = 0; c < 3; c += 1) {
       const steady = theme.ground[c] + (base[c] - theme.ground[c]) * share;
