@@ -45,7 +45,7 @@ def typed(tmp_path_factory):
 def parse(words):
     """What the real command line makes of these words, without running anything."""
     command, rest, path = typer.main.get_command(build_app()), list(words), []
-    while rest[0] in getattr(command, "commands", {}):
+    while rest and rest[0] in getattr(command, "commands", {}):
         path.append(rest.pop(0))
         command = command.commands[path[-1]]
     return path, command.make_context(path[-1], rest).params
