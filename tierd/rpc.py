@@ -69,7 +69,8 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     *_keepalive(KEEPALIVE_SECONDS),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name this bounds an attempt to connect: a daemon on a busy machine may need a while to say hello.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
