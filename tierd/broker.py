@@ -69,7 +69,8 @@ class Broker:
             raise LimitExceeded(
                 f"an acquire may name 1 to {memory.slots} experts (the arena's slots), not {max_experts_per_acquire}"
             )
-        self._stats = BrokerStats()
+        book = HintBook()
+        self._stats = BrokerStats(prefetch=book.counts)
         self._catalogue = catalogue
         self._memory = memory
         self._policy = policy
@@ -78,8 +79,6 @@ class Broker:
         self._on_wait = on_wait
         self._sessions: dict[int, Session] = {}
         self._reading: dict[int, Reading] = {}
-        book = HintBook()
-        self._stats.prefetch = book.counts
         self._unasked = UnaskedUses(sessions or NoSessionMemory(), self._stats, policy, catalogue)
         self._resident = Residents(memory, policy, catalogue, self._stats, self._unasked.in_use, book)
         self.ahead = ReadingAhead(
@@ -91,6 +90,7 @@ class Broker:
             clock=clock,
             residents=self._resident,
             reading=self._reading,
+            sessions=self._sessions,
             start=self._read,
             options=prefetch or PrefetchOptions(),
         )

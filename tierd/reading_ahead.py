@@ -7,7 +7,7 @@ expert takes a free slot, or that of an expert which is worth less than it and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sized
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +62,7 @@ class ReadingAhead:
         clock: tells the time.
         residents: who is in RAM.
         reading: all reads in flight, the broker's own table.
+        sessions: the open ones.
         start: begins the read of an expert into a slot.
         options: limits of prefetch.
 
@@ -83,6 +84,7 @@ class ReadingAhead:
         clock: Clock,
         residents: Residents,
         reading: dict[int, Reading],
+        sessions: Sized,
         start: Callable[[int, Reading], None],
         options: PrefetchOptions,
     ) -> None:
@@ -97,6 +99,7 @@ class ReadingAhead:
         self._clock = clock
         self._residents = residents
         self._reading = reading
+        self._sessions = sessions
         self._start = start
         self._options = options
         self._read_seconds = 0.0
@@ -195,11 +198,13 @@ class ReadingAhead:
     def _quiet(self) -> bool:
         """Whether another read would disturb nobody: no request waits for a drive, and the next one finds room."""
         reading, memory = self._reading, self._memory
+        # A session gives back what it holds when it asks again; what it holds is in the way of others only.
+        held = memory.granted if len(self._sessions) > 1 else 0
         most = max(1, memory.slots // _UNUSED_SHARE)
         return (
             len(reading) < self._options.depth()
             and len(self.book.reading) < most
-            and memory.granted + len(reading) + 1 + self._residents.most_at_once <= memory.slots
+            and held + len(reading) + 1 + self._residents.most_at_once <= memory.slots
             and not any(r.waiters for r in reading.values())
         )
 

@@ -42,8 +42,8 @@ class Calibration:
     def learn(self, margin: NDArray[np.float32], chosen: NDArray[np.bool_]) -> None:
         """These margins were those of experts that were chosen, or not."""
         bins = _bins(margin)
-        np.add.at(self._seen, bins, 1.0)
-        np.add.at(self._chosen, bins[chosen], 1.0)
+        self._seen += np.bincount(bins, minlength=_BINS)
+        self._chosen += np.bincount(bins[chosen], minlength=_BINS)
         if self._seen.max() > _MOST:
             self._seen /= 2
             self._chosen /= 2

@@ -13,6 +13,8 @@ F64 = NDArray[np.float64]
 
 _PRIOR: Final = 30.0
 """Samples that the starting point, "as the first part of the input says", counts for."""
+_TOGETHER: Final = 8
+_LONGEST: Final = 256
 _MEMORY: Final = 20_000.0
 """Samples after which the weight of an old one has fallen to a third: texts change, and routing with them."""
 
@@ -20,8 +22,8 @@ _MEMORY: Final = 20_000.0
 class Correction:
     """Least squares with forgetting, from `inputs` numbers to `outputs` of them; at first the first `outputs` inputs.
 
-    The sums need (inputs + 1)^2 numbers. They are solved anew after ever more samples, so that learning costs little
-    beside a step: 8, 16, 32, and so on up to every 256.
+    The sums need (inputs + 1)^2 numbers. Samples are summed eight at a time, and the sums solved anew after ever more
+    of them, 8, 16, 32, and so on up to every 256, so that learning costs little beside a step.
 
     Args:
         inputs: length of an input, at least `outputs`.
@@ -34,8 +36,11 @@ class Correction:
         self._gram: F64 = _PRIOR * np.eye(inputs + 1)
         self._cross: F64 = _PRIOR * start
         self._map: NDArray[np.float32] = start.astype(np.float32)
+        self._x = np.ones((_TOGETHER, inputs + 1), np.float32)
+        self._y = np.zeros((_TOGETHER, outputs), np.float32)
+        self._held = 0
         self._samples = 0
-        self._solve_at = 8
+        self._solve_at = _TOGETHER
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """The outputs for one input: float32 [inputs] to float32 [outputs]."""
@@ -44,16 +49,20 @@ class Correction:
 
     def learn(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
         """For this input, that was the output."""
-        row = np.append(x, 1.0)
-        self._gram += np.outer(row, row)
-        self._cross += np.outer(row, y)
-        self._samples += 1
+        self._x[self._held, :-1], self._y[self._held] = x, y
+        self._held += 1
+        if self._held < _TOGETHER:
+            return
+        self._held = 0
+        self._gram += self._x.T @ self._x
+        self._cross += self._x.T @ self._y
+        self._samples += _TOGETHER
         if self._samples < self._solve_at:
             return
-        self._solve_at += min(self._samples, 256)
+        self._solve_at += min(self._samples, _LONGEST)
         self._map = np.linalg.solve(self._gram, self._cross).astype(np.float32)
         if self._samples >= _MEMORY:
             self._gram /= np.e
             self._cross /= np.e
-            self._samples = self._solve_at = int(_MEMORY / np.e)
-            self._solve_at += 256
+            self._samples = int(_MEMORY / np.e)
+            self._solve_at = self._samples + _LONGEST

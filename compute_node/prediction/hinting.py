@@ -95,6 +95,7 @@ class Hinting:
         self._step = 0
         self._rows: list[int] = []
         self._guesses: dict[tuple[int, int], list[Guess | None]] = {}
+        self._lessons: list[tuple[LayerGuess, Guess, NDArray[np.int32], F32]] = []
         self._interval = 0.0
         self._stopped: tuple[int, float] | None = None
 
@@ -127,7 +128,8 @@ class Hinting:
             guesses = self._guesses.pop((place, distance), [])
             for row, guess in enumerate(guesses):
                 if guess is not None:
-                    self.layers[distance][place].learn(guess, routes[row], self._look.router_logits[row].copy())
+                    logits = self._look.router_logits[row].copy()
+                    self._lessons.append((self.layers[distance][place], guess, routes[row].copy(), logits))
         for chosen in routes:
             self._tokens.learn(place, chosen)
 
@@ -138,7 +140,23 @@ class Hinting:
             layer: where it waits.
             known: float32 [rows, H], the sum of what those of its experts give that are there.
         """
-        place, look, rows = self._places[layer], self._look, len(self._rows)
+        self._look_ahead(self._places[layer], known)
+        self._learn()
+
+    def end(self, seconds: float) -> None:
+        """The step is complete; it took so long."""
+        self._learn()
+        if self._rows or self.throttle.level == 0:
+            self.throttle.token(seconds)
+
+    def _learn(self) -> None:
+        """What the routers said, in time that costs nothing, or at the latest when the step is done."""
+        for layer, guess, chosen, logits in self._lessons:
+            layer.learn(guess, chosen, logits)
+        self._lessons.clear()
+
+    def _look_ahead(self, place: int, known: F32) -> None:
+        look, rows = self._look, len(self._rows)
         look.batch.set_rows(rows)
         np.add(look.residual[:rows], known, out=look.state[:rows])
         for distance in range(1, _FARTHEST + 1):
@@ -149,11 +167,6 @@ class Hinting:
             logits = [look.logits[row].copy() for row in range(rows)]
             if self._hint(target, distance, logits, distance * self._interval):
                 return
-
-    def end(self, seconds: float) -> None:
-        """The step is complete; it took so long."""
-        if self._rows or self.throttle.level == 0:
-            self.throttle.token(seconds)
 
     def _hint(self, place: int, distance: int, looks: Sequence[F32 | None], lead: float) -> bool:
         """Guess a layer, and say what is likely and absent; returns whether there was anything to say."""

@@ -25,7 +25,8 @@ def check_read(world: World, flat: int) -> None:
         return
     assert not waiting, f"expert {flat} is read ahead while sessions {list(waiting)} wait"
     assert not world.broker.queued, f"expert {flat} is read ahead while a request waits for room"
-    beside = world.arena.granted + world.broker.reading
+    # One session alone gives back what it holds when it asks again.
+    beside = world.broker.reading + (world.arena.granted if len(alive) > 1 else 0)
     most = world.broker.max_experts_per_acquire
     assert beside + most <= world.arena.slots, f"expert {flat} is read ahead and a request of {most} finds no room"
     if world.resizes:

@@ -278,3 +278,15 @@ def test_several_guesses_that_the_router_disagrees_with_are_taken_back_at_once(h
     session.ask(1, layer=2)
     assert list(hand.drive.held) == [2 * FIRST + 1]
     assert counts(hand) == {"issued": 2, "cancelled": 2}
+
+
+def test_what_the_only_session_holds_is_not_in_the_way():
+    hand = BrokerByHand(slots=4, most=2)
+    session = hand.session()
+    session.ask(0, 1)
+    hand.drive.land(0, 1)
+    other = hand.session()
+    session.hint(3)
+    assert hand.drive.held == {}
+    other.close()
+    assert list(hand.drive.held) == [FIRST + 3]

@@ -1,0 +1,119 @@
+"""`compute-node bench prefetch`: are misses foreseen, does reading ahead pay, and can it cost anything?"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+
+from compute_node import embedded
+from compute_node.bench.geometries import geometry_named
+from compute_node.bench.prefetch_recall import Recall, measure_recall
+from compute_node.bench.prefetch_speed import measure_speed
+from compute_node.bench.random_store import random_store
+from compute_node.commands import options
+from compute_node.engine.model import Model, ModelOptions
+from tierd.checkpoint.convert import convert
+from tierd.client.in_process import InProcess
+from tierd.errors import UsageError
+from tierd.store.store import ExpertStore
+
+__all__ = ["prefetch", "register"]
+
+_TRACES = Path(__file__).parents[2] / "tests" / "bench" / "traces"
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the command to the group `bench`."""
+    group.command("prefetch")(prefetch)
+
+
+def prefetch(
+    train: Annotated[Path, typer.Option(help="Trace whose tokens predictors learn from.")] = _TRACES / "train.npz",
+    held: Annotated[Path, typer.Option(help="Trace whose tokens they are judged on.")] = _TRACES / "held.npz",
+    train_texts: Annotated[int, typer.Option(min=0, help="Texts of the first.")] = 40,
+    held_texts: Annotated[int, typer.Option(min=1, help="Texts of the second.")] = 16,
+    geometry: Annotated[str, typer.Option("--geometry", help="Of which model speeds are measured.")] = "olmoe-1b-7b",
+    layers: Annotated[int, typer.Option("--layers", min=2, help="Layers of it.")] = 4,
+    experts: Annotated[int | None, typer.Option("--experts", help="Routed experts of a layer. Default: all.")] = None,
+    arena: Annotated[str, typer.Option("--arena", help="RAM for experts.")] = "25%",
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a run.")] = 256,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each side, alternating.")] = 7,
+    threads: options.Threads = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Compare predictors on the embedded model's routing, then time prefetch on a real geometry with random weights.
+
+    The drive of the second part is throttled, so that reading a token's misses takes 0.5, 1 and 2 times its compute;
+    the worst of these, wrong hints, a saturated drive and a resident model is `worst_case_ratio`.
+    """
+    console = Console(stderr=True, highlight=False)
+
+    def progress(line: str) -> None:
+        console.print(f"  {line}", style="dim", markup=False)
+
+    sizes = geometry_named(geometry)
+    recall = _recall(_texts(train, train_texts), _texts(held, held_texts), progress)
+    progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")
+    store = random_store(sizes, layers=layers, experts=experts)
+    speed = measure_speed(
+        store, recall.precision, arena=arena, tokens=tokens, rounds=rounds, threads=threads, tell=progress
+    )
+    report = recall.report | speed | {"geometry": sizes.name, "layers": layers}
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        _show(report)
+
+
+def _texts(path: Path, count: int) -> list[NDArray[np.int64]]:
+    """`count` texts of a trace, spread over the whole of it."""
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            tokens, window = content["tokens"].astype(np.int64), int(content["window"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{path} is no trace: {error}", hint="The repository has two in tests/bench/traces; see --train and --held."
+        ) from error
+    whole = len(tokens) // window
+    if count > whole:
+        raise UsageError(f"{path} has {whole} texts, not {count}")
+    return [tokens[n * window : (n + 1) * window] for n in np.linspace(0, whole - 1, count).astype(int).tolist()]
+
+
+def _recall(train: list[NDArray[np.int64]], held: list[NDArray[np.int64]], progress: Any) -> Recall:
+    with tempfile.TemporaryDirectory(prefix="tierd-bench-") as folder:
+        store = Path(folder) / "store"
+        convert(embedded.path(), store, experts="bf16", dense="bf16")
+        context = max(map(len, held))
+        with Model(InProcess(ExpertStore.open(store)), ModelOptions(context=context)) as model:
+            return measure_recall(model, train, held, residency=0.25, tell=progress)
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    wasted, plain_wasted = report["wasted_per_useful_byte"], report["baseline_wasted_per_useful_byte"]
+    for line in (
+        f"recall on misses    {report['recall_on_misses']:.3f} at {wasted:.2f} wasted bytes per useful one",
+        f"plain next router   {report['baseline_recall_on_misses']:.3f} at {plain_wasted:.2f}",
+        f"closed by ours      {report['closed_share']:.0%} of the distance to 1",
+        *(
+            f"reads {ratio}x compute  speed {report['speedup'][ratio]:.2f}, "
+            f"{report['hidden_share'][ratio]:.0%} of the hideable wait hidden"
+            for ratio in report["speedup"]
+        ),
+        f"worst case          {report['worst_case_ratio']:.3f}",
+    ):
+        console.print(line, markup=False, soft_wrap=True)
+    if report["void"]:
+        console.print(
+            f"void: other programs used {report['foreign_cpu_share']:.0%} of the processors meanwhile", style="yellow"
+        )
