@@ -153,6 +153,15 @@ _OVERVIEW = {
             ),
         ),
         Panel("Event loop's lag", "s", "High values: the daemon lacks a core.", _quantiles("tierd_loop_lag_seconds")),
+        Panel(
+            "Lines of the log",
+            "ops",
+            "Many warnings: look at the log. Repeated lines are left out and counted.",
+            (
+                Query(_rate("tierd_log_lines_total", "level"), "{{level}}"),
+                Query(_rate("tierd_log_lines_left_out_total"), "left out"),
+            ),
+        ),
     ],
 }
 

@@ -65,7 +65,7 @@ def test_metrics_obey_the_naming_rules(daemon):
                 assert sample.name.endswith("_total")
                 assert sample.value >= 0
             assert set(sample.labels) <= {
-                "phase", "outcome", "state", "tier", "drive", "kind", "reason", "le", "version", "fingerprint", "policy"
+                "phase", "outcome", "state", "tier", "drive", "kind", "reason", "level", "le", "version", "fingerprint", "policy"
             }  # fmt: skip
             assert not any("node-" in value for value in sample.labels.values())
 

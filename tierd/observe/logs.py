@@ -1,4 +1,4 @@
-"""Logs: for people on a terminal, JSON lines otherwise; always on stderr."""
+"""Logs: for people on a terminal, JSON lines otherwise; always on stderr, and never more than can be read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import sys
 
 import structlog
+
+from tierd.observe.log_limit import LINES, LogLimiter
 
 __all__ = ["configure_logs"]
 
@@ -23,6 +25,7 @@ def configure_logs(level: str) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            LogLimiter(LINES),
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if person else "iso", utc=not person),
             structlog.processors.format_exc_info,
             last,

@@ -21,6 +21,7 @@ from tierd.observe.broker_metrics import broker_metrics
 from tierd.observe.drive_metrics import drive_metrics
 from tierd.observe.families import counter, gauge, histogram, info
 from tierd.observe.live_series import StepCounter
+from tierd.observe.log_limit import LINES
 from tierd.observe.memory_metrics import arena_metrics, memory_metrics
 from tierd.observe.prefetch_metrics import prefetch_metrics
 from tierd.service.drives import Drives
@@ -36,6 +37,8 @@ _OPENED = counter("tierd_sessions_opened", "Compute nodes that were admitted.")
 _STEPS = counter("tierd_steps", "Steps that attached nodes began; a decode step makes one token of each sequence.")
 _LAG = histogram("tierd_loop_lag_seconds", "How late the event loop answers a timer.")
 _EVENTS = counter("tierd_recorder_events", "Events that the flight recorder noted.")
+_LINES = counter("tierd_log_lines", "Lines of the log, by level.", "level")
+_LEFT_OUT = counter("tierd_log_lines_left_out", "Lines that were not written, since they repeated others.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class DaemonMetrics(Collector):
         yield _STEPS.one(parts.steps.total())
         yield _LAG.spread([((), parts.activity.lags)])
         yield _EVENTS.one(parts.activity.recorder.noted)
+        yield _LINES.of(((level,), count) for level, count in LINES.written.items())
+        yield _LEFT_OUT.one(LINES.left_out)
         yield from broker_metrics(parts.broker, parts.activity)
         yield from prefetch_metrics(parts.broker.ahead)
         yield from arena_metrics(parts.arena)
