@@ -17,14 +17,14 @@ from compute_node.prediction.table_file import TableFile
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.arena_source import ArenaSource
-from tierd.client.daemon_stats import fetch_stats
+from tierd.client.daemon_stats import DaemonStats, fetch_stats
 from tierd.client.loop_thread import LoopThread
 from tierd.client.open import open_source
 from tierd.client.source import ExpertSource
 from tierd.errors import TierdError
 from tierd.state import state_directory
 
-__all__ = ["Opened", "arena_slots", "open_store"]
+__all__ = ["Opened", "daemon_stats", "open_store"]
 
 _STATS_SECONDS = 6.0
 
@@ -96,15 +96,14 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
             yield Opened(source, model, tokenizer, Generator(model, tokenizer), path)
 
 
-def arena_slots(source: ExpertSource) -> int | None:
-    """How many experts fit the arena of the source's daemon now; None without a daemon, or if it does not answer."""
+def daemon_stats(source: ExpertSource) -> DaemonStats | None:
+    """What the source's daemon counts and has now; None without a daemon, or if it does not answer."""
     if not isinstance(source, ArenaSource):
         return None
     try:
-        stats = LoopThread.shared().run(fetch_stats(source.address), seconds=_STATS_SECONDS, what="the daemon's counts")
+        return LoopThread.shared().run(fetch_stats(source.address), seconds=_STATS_SECONDS, what="the daemon's counts")
     except TierdError:
         return None
-    return stats.arena.slots
 
 
 @contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from compute_node.commands.opening import Opened, arena_slots
+from compute_node.commands.near_limit import speed_limit
+from compute_node.commands.opening import Opened, daemon_stats
 from compute_node.engine.generate import Finished
+from tierd.client.limit_words import limit_words
 from tierd.client.source import SourceStats
 
 __all__ = ["AnswerReport", "snapshot"]
@@ -39,11 +41,13 @@ class AnswerReport:
         self.repeated = now.repeated - before.repeated
         self.messages = now.messages - before.messages
         self.discarded = now.discarded - before.discarded
-        self.arena_slots = arena_slots(opened.source)
+        daemon = daemon_stats(opened.source)
+        self.arena_slots = None if daemon is None else daemon.arena.slots
+        self.limit = speed_limit(opened, finished, daemon)
 
     def as_object(self) -> dict[str, Any]:
         """Everything, for `--json` and for the last line of `--events`."""
-        finished, opened = self._finished, self._opened
+        finished, opened, limit = self._finished, self._opened, self.limit
         return {
             "token_ids": list(finished.token_ids),
             "text": self._text,
@@ -53,7 +57,10 @@ class AnswerReport:
             "tokens_per_second": finished.tokens_per_second,
             "time_to_first_token_seconds": finished.time_to_first_token_seconds,
             "seconds": finished.seconds,
-            "decode": {"seconds": finished.decode_seconds, "wait_seconds": finished.decode_wait_seconds},
+            "decode": {"seconds": finished.decode.seconds, "wait_seconds": finished.decode.wait_seconds},
+            "limit_tokens_per_second": None if limit is None else limit.tokens_per_second,
+            "limit_share": None if limit is None else limit.share,
+            "lost_to": None if limit is None else limit.lost_to,
             "arena_slots": self.arena_slots,
             "unique_experts": finished.experts_chosen,
             "hits": self.outcomes.get("hit", 0),
@@ -73,7 +80,7 @@ class AnswerReport:
         }
 
     def lines(self) -> list[str]:
-        """For people: speed, experts, and where the time went."""
+        """For people: speed, experts, where the time went, and how near to the machine's limit it ran."""
         finished = self._finished
         asked, hits = finished.experts_chosen, self.outcomes.get("hit", 0)
         share = f" ({100 * hits / asked:.0f} %)" if asked else ""
@@ -89,8 +96,11 @@ class AnswerReport:
         ]
         if self.repeated:
             counted.append(f"{self.repeated:,} fetched again")
-        return [
+        lines = [
             f"{len(finished.token_ids)} tokens · {speed} · first token {began} · {finished.reason.value}",
             f"experts   {'   '.join(counted)}",
             f"waited    {finished.wait_seconds:.2f} s for experts, {finished.compute_seconds:.2f} s computing",
         ]
+        if (limit := self.limit) is not None:
+            lines.append(f"limit     {limit_words(limit.tokens_per_second, limit.share, limit.lost_to)}")
+        return lines

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.engine.kv_cache import Sequence
+from compute_node.engine.limit import DecodeCost
 from compute_node.engine.model import Cancelled, Model
 from compute_node.engine.route_recorder import RouteRecorder
 from compute_node.engine.sampler import Sampling, choose_token
@@ -79,8 +80,7 @@ class Finished:
         reused_tokens: how many of them were in the KV cache already.
         seconds: from the call of `generate` to this event.
         time_to_first_token_seconds: None if there is no token.
-        decode_seconds: from the first token to the last.
-        decode_wait_seconds: of these, spent waiting for experts.
+        decode: what the steps after the first token took.
         experts_chosen: unique experts that the router chose, over layers and steps.
         compute_seconds: time in steps spent computing.
         wait_seconds: time in steps spent waiting for experts.
@@ -93,8 +93,7 @@ class Finished:
     reused_tokens: int
     seconds: float
     time_to_first_token_seconds: float | None
-    decode_seconds: float
-    decode_wait_seconds: float
+    decode: DecodeCost
     experts_chosen: int
     compute_seconds: float
     wait_seconds: float
@@ -103,7 +102,7 @@ class Finished:
     def tokens_per_second(self) -> float:
         """Decode speed: tokens after the first, per second since the first; 0 for a single token."""
         steps = len(self.token_ids) - 1
-        return steps / self.decode_seconds if steps > 0 and self.decode_seconds > 0 else 0.0
+        return steps / self.decode.seconds if steps > 0 and self.decode.seconds > 0 else 0.0
 
 
 class Generator:
@@ -178,7 +177,7 @@ class Generator:
         decoder = self.tokenizer.stream(continues=True) if self.tokenizer is not None else None
         tokens: list[int] = []
         first = last = begun
-        waited_first = waited
+        cost_first = cost_last = _decode_cost(model, begun)
         reason: FinishReason | None = None
         try:
             logits = self._prefill(sequence, prompt[reused:], cancelled)
@@ -190,9 +189,9 @@ class Generator:
                 token = choose_token(logits, position, params.sampling, seen=chain(prompt, tokens))
                 tokens.append(token)
                 last = time.perf_counter()
+                cost_last = _decode_cost(model, last)
                 if len(tokens) == 1:
-                    first = last
-                    waited_first = model.times.wait_seconds
+                    first, cost_first = last, cost_last
                 ended = token in self.stop_tokens and not params.ignore_eos
                 text = stop.push(decoder.push(token)) if decoder is not None and not ended else ""
                 if ended or stop.stopped:
@@ -215,8 +214,7 @@ class Generator:
             reused_tokens=reused,
             seconds=time.perf_counter() - begun,
             time_to_first_token_seconds=first - begun if tokens else None,
-            decode_seconds=last - first,
-            decode_wait_seconds=now_waited - waited_first if len(tokens) > 1 else 0.0,
+            decode=cost_last.since(cost_first),
             experts_chosen=now_experts - experts,
             compute_seconds=now_computed - computed,
             wait_seconds=now_waited - waited,
@@ -252,3 +250,15 @@ class Generator:
 
 def _counters(model: Model) -> tuple[int, float, float]:
     return model.experts_chosen, model.times.compute_seconds, model.times.wait_seconds
+
+
+def _decode_cost(model: Model, now: float) -> DecodeCost:
+    """All that was spent until now; differences count."""
+    times, stats = model.times, model.source.stats
+    return DecodeCost(
+        seconds=now,
+        compute_seconds=times.compute_seconds,
+        wait_seconds=times.wait_seconds,
+        message_seconds=stats.wait_by_outcome["hit"],
+        missed_experts=stats.outcomes["miss"] + stats.outcomes["joined"],
+    )

@@ -17,6 +17,7 @@ from tierd import demonstration
 FIGURES = {
     "token_ids", "tokens_per_second", "time_to_first_token_seconds", "requests", "hits", "misses", "joined",
     "cancelled", "failed", "node_unique_experts", "bytes_read", "arena_bytes", "wait_seconds", "compute_seconds",
+    "limit_share", "lost_to",
 }  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def test_both_runs_add_up(shown):
         assert figures["bytes_read"] == figures["misses"] * record_bytes
         assert figures["tokens_per_second"] > 0
         assert figures["time_to_first_token_seconds"] > 0
+        assert min(1, figures["limit_share"]) + sum(figures["lost_to"].values()) == pytest.approx(1)
     assert content["arena_bytes"] == content["experts_bytes"] // 4
     assert full["arena_bytes"] == content["experts_bytes"]
     assert full["misses"] < content["misses"]

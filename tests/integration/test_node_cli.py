@@ -58,6 +58,7 @@ def test_text_goes_to_stdout_and_statistics_to_stderr(node, store):
     assert "8 tokens" in err
     assert "asked" in err
     assert "Qwen3-MoE" in err
+    assert err.count("tok/s: it reached ") + err.count("and this run was faster") == 1
 
 
 def test_json_is_one_object_whose_figures_add_up(node, store):
@@ -75,6 +76,13 @@ def test_json_is_one_object_whose_figures_add_up(node, store):
     assert answer["kernel_path"] in {"avx512", "avx2", "portable"}
     assert answer["wait_seconds"] + answer["compute_seconds"] <= answer["seconds"]
     assert 0 < answer["time_to_first_token_seconds"] < answer["seconds"]
+    assert answer["limit_share"] == pytest.approx(answer["tokens_per_second"] / answer["limit_tokens_per_second"])
+    assert min(1, answer["limit_share"]) + sum(answer["lost_to"].values()) == pytest.approx(1)
+
+
+def test_one_token_has_no_speed_and_no_limit(node, store):
+    answer = json.loads(node("generate", store, "--in-process", "-p", "It", "--max-tokens", 1, "--json")[1])
+    assert answer["limit_share"] is answer["lost_to"] is answer["limit_tokens_per_second"] is None
 
 
 def test_a_smaller_arena_gives_the_same_tokens(node, store):
@@ -225,6 +233,7 @@ def test_chat_keeps_a_conversation(node, store):
     assert code == 0
     answers = out.splitlines()
     assert err.count("5 tokens") == 3
+    assert err.count("  limit     ") == 3
     assert "answers   1 ·" in err
     assert "forgotten" in err
     assert "/dance is not a command" in err

@@ -11,7 +11,9 @@ from tierd.api import admin_pb2 as pb
 from tierd.api import admin_pb2_grpc
 from tierd.rpc import CHANNEL_OPTIONS, error_of, plain_object
 
-__all__ = ["fetch_stats", "plain_object", "stats_object"]
+__all__ = ["DaemonStats", "fetch_stats", "plain_object", "stats_object"]
+
+DaemonStats = pb.GetStatsResponse
 
 _SECONDS = 5.0
 

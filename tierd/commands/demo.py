@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tierd.client.limit_words import limit_words
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.demonstration import DemoAnswer, DemoRequest, ask, daemon_stats, embedded_store, node_command
 from tierd.sizes import format_bytes
@@ -138,6 +139,9 @@ class _Teller(_Silent):
             f"{format_bytes(answer.bytes_read)} read {'past' if read['direct'] else 'through'} the page cache"
             f" · arena {format_bytes(arena['bytes'])} where the experts need {format_bytes(whole)}",
         )
+        if node["limit_share"] is not None:
+            words = limit_words(node["limit_tokens_per_second"], node["limit_share"], node["lost_to"])
+            table.add_row("near the limit", words)
         self._console.print("\n")
         self._console.print(table)
         if full is not None:
@@ -225,6 +229,8 @@ def _figures(answer: DemoAnswer) -> dict[str, Any]:
         "arena_bytes": answer.daemon["arena"]["bytes"],
         "wait_seconds": node["wait_seconds"],
         "compute_seconds": node["compute_seconds"],
+        "limit_share": node["limit_share"],
+        "lost_to": node["lost_to"],
     }
 
 

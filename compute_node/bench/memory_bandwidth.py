@@ -1,0 +1,141 @@
+"""The bandwidth of plain memory reading: measured once a machine, in a fraction of a second, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from compute_node.engine.executor import Executor
+from tierd.errors import DriveError
+from tierd.state import state_directory
+from tierd.store.checksums import sha256
+from tierd.store.writing import write_atomic
+
+__all__ = ["machine_key", "measure_bandwidth", "memory_bandwidth", "spare_memory"]
+
+_VERSION: Final = 1
+_SECONDS: Final = 0.15
+_LEAST_BYTES, _MOST_BYTES = 32 << 20, 128 << 20
+_MEMORY_SHARE: Final = 8
+"""No more than one part in so many of the memory that is available is taken, for this moment."""
+_LEAST_RATE, _MOST_RATE = 1e8, 1e14
+
+
+def measure_bandwidth(threads: int, nbytes: int, seconds: float = _SECONDS) -> float:
+    """Bytes per second that `threads` threads read plainly from memory: the best of the passes that fit the time.
+
+    Args:
+        threads: native threads.
+        nbytes: of the memory read, a multiple of a page; several times the last-level cache, or the cache is measured.
+        seconds: for all passes; there are two at least.
+    """
+    # The kernel is compiled at the first use on a machine, which starting a node must not pay for.
+    from compute_node.bench.plain_read import huge_array, plain_read  # noqa: PLC0415
+
+    data = huge_array(nbytes)
+    segment, _ = plain_read(data)
+    best = float("inf")
+    with Executor(threads) as executor:
+        executor.run(segment)
+        end = time.perf_counter() + seconds
+        for number in range(1000):
+            begun = time.perf_counter()
+            if number >= 2 and begun > end:
+                break
+            executor.run(segment)
+            best = min(best, time.perf_counter() - begun)
+    return nbytes / best
+
+
+@cache
+def memory_bandwidth(threads: int, directory: Path | None = None) -> float | None:
+    """Bytes per second of plain reading by `threads` threads: as remembered, else measured and remembered.
+
+    Nothing depends on it but what people are told: what cannot be written is measured again by the next process.
+
+    Args:
+        threads: native threads.
+        directory: where it is remembered; None: in the user's state directory.
+
+    Returns:
+        None if too little memory is available for a measurement.
+    """
+    key = machine_key(threads)
+    file = (state_directory() / "memory" if directory is None else directory) / f"{key}.json"
+    known = _load(file)
+    if known is not None:
+        return known
+    nbytes = _bytes_to_read()
+    if nbytes < _LEAST_BYTES:
+        return None
+    rate = measure_bandwidth(threads, nbytes)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, json.dumps({"version": _VERSION, "bytes_per_second": rate, "threads": threads}).encode())
+    except (OSError, DriveError):
+        pass
+    return rate
+
+
+def machine_key(threads: int) -> str:
+    """Changes with the processor, the memory and the number of threads: a home folder may belong to many machines."""
+    facts = [_VERSION, platform.node(), _line(Path("/proc/cpuinfo"), "model name"), os.cpu_count(),
+             _line(Path("/proc/meminfo"), "MemTotal"), threads]  # fmt: skip
+    return sha256(json.dumps(facts).encode())[:40]
+
+
+def _load(file: Path) -> float | None:
+    try:
+        row = json.loads(file.read_bytes())
+        rate = float(row["bytes_per_second"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rate if row.get("version") == _VERSION and _LEAST_RATE < rate < _MOST_RATE else None
+
+
+def _bytes_to_read() -> int:
+    """Four times the last-level cache, within bounds and within what memory has to spare; whole pages."""
+    try:
+        cache_bytes = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    except (ValueError, OSError):
+        cache_bytes = 0
+    return min(max(4 * cache_bytes, 2 * _LEAST_BYTES), _MOST_BYTES, spare_memory() // _MEMORY_SHARE) // 4096 * 4096
+
+
+def spare_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process may still take: the host's, and what the control groups above it (version 2) have left.
+
+    Args:
+        root: where `proc` and `sys` are found.
+    """
+    words = _line(root / "proc/meminfo", "MemAvailable").split()
+    found = [int(words[0]) * 1024 if words and words[0].isdigit() else 0]
+    top = root / "sys/fs/cgroup"
+    folder = top / _line(root / "proc/self/cgroup", "0").removeprefix(":").lstrip("/")
+    for step in (folder, *folder.parents):
+        if not step.is_relative_to(top):
+            break
+        try:
+            most, used = ((step / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+            found.append(max(0, int(most) - int(used)))
+        except (OSError, ValueError):
+            continue  # no limit here
+    return min(found)
+
+
+def _line(file: Path, name: str) -> str:
+    """The value of the first line NAME: VALUE of a file of the kernel; empty if there is none."""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() == name:
+                    return value.strip()
+    except OSError:
+        pass
+    return ""

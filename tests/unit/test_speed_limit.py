@@ -1,0 +1,146 @@
+"""How near an answer ran to the machine's limit, and what it lost to what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compute_node.bench import memory_bandwidth as bandwidth
+from compute_node.bench.geometries import geometry_named
+from compute_node.bench.random_model import RandomModel
+from compute_node.engine.limit import DecodeCost, SpeedLimit, dense_bytes_of_a_token, expert_bytes_of_a_token
+from tierd.checkpoint.convert import convert
+from tierd.client.limit_words import LOSSES, limit_words
+from tierd.store.store import ExpertStore
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+
+
+def cost(**given):
+    return DecodeCost(**{"seconds": 10.0, "compute_seconds": 6.0, "wait_seconds": 3.0, "message_seconds": 0.5} | given)
+
+
+def test_memory_alone_leaves_all_waits_as_losses():
+    limit = SpeedLimit(cost(), 20, memory_seconds=4.0)
+    assert limit.tokens_per_second == 5
+    assert limit.share == pytest.approx(0.4)
+    assert limit.lost_to == pytest.approx(
+        {"messages": 0.05, "between_tokens": 0.1, "drive_waits": 0.25, "computing": 0.2}
+    )
+
+
+def test_a_busy_drive_is_no_loss():
+    limit = SpeedLimit(cost(compute_seconds=1.0, wait_seconds=8.5), 20, memory_seconds=1.0, drive_seconds=7.0)
+    assert limit.share == pytest.approx(0.7)
+    # Of 8 s of waiting the drive needed 7, one of them while memory could be read as well.
+    assert limit.lost_to == pytest.approx(
+        {"messages": 0.05, "between_tokens": 0.05, "drive_waits": 0.2, "computing": 0.0}
+    )
+
+
+@pytest.mark.parametrize("memory", [0.5, 4.0, 9.5])
+@pytest.mark.parametrize("drive", [0.0, 2.0, 9.9])
+@pytest.mark.parametrize("given", [{}, {"compute_seconds": 12.0}, {"wait_seconds": 0.0, "message_seconds": 0.0}])
+def test_share_and_losses_add_up(memory, drive, given):
+    limit = SpeedLimit(cost(**given), 7, memory, drive)
+    assert set(limit.lost_to) == set(LOSSES)
+    assert min(limit.lost_to.values()) >= 0
+    assert limit.share + sum(limit.lost_to.values()) == pytest.approx(1)
+
+
+def test_weights_in_the_cache_may_beat_memory():
+    limit = SpeedLimit(cost(), 10, memory_seconds=15.0)
+    assert limit.share == 1.5
+    assert not any(limit.lost_to.values())
+    assert "this run was faster (150%)" in limit_words(limit.tokens_per_second, limit.share, limit.lost_to)
+
+
+def test_the_sentence_names_losses_by_size():
+    lost = {"messages": 0.03, "between_tokens": 0.001, "drive_waits": 0.07, "computing": 0.0}
+    assert limit_words(236.4, 0.899, lost) == (
+        "this run could not be faster than 236 tok/s: it reached 90%, and lost 7% to drive waits, 3% to messages"
+    )
+    assert limit_words(0.314, 1.0, {}) == "this run could not be faster than 0.31 tok/s: it reached 100%"
+
+
+def test_a_token_reads_what_the_random_models_say():
+    config = geometry_named("olmoe-1b-7b").config | {
+        "hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 512, "num_hidden_layers": 2,
+    }  # fmt: skip
+    model = RandomModel(config)
+    assert expert_bytes_of_a_token(model.manifest.geometry) == model.expert_bytes_of_a_token
+
+
+def test_the_embedding_table_is_read_only_where_it_is_the_head(tmp_path):
+    convert(ORACLES / "qwen3_moe", tmp_path / "store", dense="int8")
+    manifest = ExpertStore.open(tmp_path / "store").manifest
+    sizes = {info.name: info.nbytes for info in manifest.dense}
+    table = sum(size for name, size in sizes.items() if name.startswith("model.embed_tokens.weight"))
+    head = sum(size for name, size in sizes.items() if name.startswith("lm_head.weight"))
+    assert dense_bytes_of_a_token(manifest, tied_embeddings=False) == sum(sizes.values()) - table
+    assert dense_bytes_of_a_token(manifest, tied_embeddings=True) == sum(sizes.values()) - head
+    assert table > 0
+    assert head > 0
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Counts measurements, which take no time here."""
+    found = []
+    monkeypatch.setattr(bandwidth, "measure_bandwidth", lambda threads, nbytes: found.append((threads, nbytes)) or 2e10)
+    bandwidth.memory_bandwidth.cache_clear()
+    yield found
+    bandwidth.memory_bandwidth.cache_clear()
+
+
+def test_the_bandwidth_is_measured_once_a_machine(measured, tmp_path):
+    folder = tmp_path / "memory"
+    for _ in range(2):
+        assert bandwidth.memory_bandwidth(2, folder) == 2e10
+        bandwidth.memory_bandwidth.cache_clear()
+    assert [threads for threads, _ in measured] == [2]
+    assert bandwidth.memory_bandwidth(3, folder) == 2e10
+    assert [threads for threads, _ in measured] == [2, 3]
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": 1}', b'{"version": 1, "bytes_per_second": "nan"}'])
+def test_a_damaged_memory_of_it_is_measured_again(measured, tmp_path, content):
+    (tmp_path / f"{bandwidth.machine_key(2)}.json").write_bytes(content)
+    assert bandwidth.memory_bandwidth(2, tmp_path) == 2e10
+    assert len(measured) == 1
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_bytes())["bytes_per_second"] == 2e10
+
+
+def test_it_is_known_where_nothing_can_be_written(measured, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    assert [bandwidth.memory_bandwidth(2, tmp_path / "file") for _ in range(2)] == [2e10, 2e10]
+    assert len(measured) == 1
+
+
+def test_nothing_is_measured_where_memory_is_short(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "spare_memory", lambda: 100 << 20)
+    assert bandwidth.memory_bandwidth(2, tmp_path) is None
+    assert not measured
+
+
+def test_spare_memory_is_the_least_of_host_and_control_groups(tmp_path):
+    group = tmp_path / "sys/fs/cgroup/a/b"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    assert bandwidth.spare_memory(tmp_path) == 1000 * 1024
+    for folder, most, used in ((group, "max", 5), (group.parent, 900, 100)):
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+    assert bandwidth.spare_memory(tmp_path) == 800
+    assert bandwidth.spare_memory(tmp_path / "nowhere") == 0
+
+
+def test_plain_reading_is_timed():
+    assert 1e8 < bandwidth.measure_bandwidth(2, 1 << 20, seconds=0.001) < 1e14
