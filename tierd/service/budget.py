@@ -29,17 +29,19 @@ __all__ = [
 
 AUTO: Final = "auto"
 
-_INTERPRETER_BYTES: Final = 56 << 20
-"""Private memory of an idle daemon, measured as 50 MiB with Python 3.11 and grpcio 1.82."""
+_INTERPRETER_BYTES: Final = 52 << 20
+"""Private memory of an idle daemon whose metrics are read, measured as 50 MiB with Python 3.11 and grpcio 1.82."""
 _BYTES_PER_EXPERT: Final = 1024
 """Index, catalogue, table word, slot state, policy and history: about 600 bytes each when all are in use."""
 _BLOCK_BYTES_PER_EXPERT: Final = 13
 """Two counters, a step and an expectation in a session block."""
-_BYTES_PER_SESSION: Final = 256 << 10
-"""gRPC's buffers and what is unsent of a session's answers."""
+_BYTES_PER_SESSION: Final = 224 << 10
+"""gRPC's buffers and what is unsent of a session's answers, measured as 13 MiB for 63 busy sessions."""
 TRANSFERS: Final = 4
 """Records as bytes for nodes without shared memory; more callers wait (`tierd.service.store_service`)."""
-_SLACK_BYTES: Final = 16 << 20
+_BYTES_PER_TRANSFER: Final = 5 << 20
+"""Copies of chunks of 1 MiB in protobuf and gRPC, beside the record: measured as 4 to 5 MiB."""
+_SLACK_BYTES: Final = 4 << 20
 """Fragments of the allocator, metrics, and what was forgotten."""
 
 _NODE_BYTES: Final = 384 << 20
@@ -114,7 +116,9 @@ def fixed_items(facts: DaemonFacts) -> tuple[BudgetItem, ...]:
             f"{facts.max_sessions} sessions: blocks and buffers", facts.max_sessions * (pages + _BYTES_PER_SESSION)
         ),
         BudgetItem(f"{facts.spares} spare slots for second reads", facts.spares * facts.slot_bytes),
-        BudgetItem(f"{TRANSFERS} records on their way to far nodes", TRANSFERS * facts.slot_bytes),
+        BudgetItem(
+            f"{TRANSFERS} records on their way to far nodes", TRANSFERS * (facts.slot_bytes + _BYTES_PER_TRANSFER)
+        ),
         BudgetItem("slack", _SLACK_BYTES + (2 << 20)),  # and the arena's last extent, which may be half empty
     )
 

@@ -100,6 +100,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
                 data = await asyncio.to_thread(self._store.read_dense_bytes, name)
                 for chunk in _chunks(data):
                     yield pb.ReadDenseResponse(name=name, total_bytes=len(data), data=chunk)
+                del data, chunk  # before others get this place
 
     async def _experts(self, request: pb.ReadExpertsRequest) -> AsyncGenerator[pb.ReadExpertsResponse]:
         seconds = request.deadline_ms / 1000 if request.deadline_ms else self._default_deadline
@@ -113,6 +114,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
                     xxh3 = self._store.location(request.layer, expert).xxh3
                     for chunk in _chunks(data):
                         yield pb.ReadExpertsResponse(expert=expert, total_bytes=len(data), xxh3=xxh3, data=chunk)
+                    del data, chunk  # before others get this place
 
     async def _answer(self, context: _Context, chunks: AsyncGenerator[object]) -> None:
         """Write the chunks; a client that does not take them loses its place, and what it was to get."""
