@@ -205,7 +205,8 @@ def test_under_a_fault_plan_bytes_are_right_and_every_counter_agrees(serve, toy,
         assert of_drive(found, "tierd_drive_read_seconds_count", name) == drive["reads"] + drive["errors"]
     slots = {key[1][1]: value for key, value in found.items() if key[0] == "tierd_arena_slots"}
     arena = daemon.stats()["arena"]
-    assert sum(slots.values()) == arena["slots"] + arena["spare_slots"]
+    # What is withdrawn has no memory: the arena could grow into it.
+    assert sum(slots.values()) - slots["withdrawn"] == arena["slots"] + arena["spare_slots"]
 
 
 @pytest.mark.parametrize(
