@@ -22,6 +22,7 @@ from tierd.addresses import Address
 from tierd.checkpoint.convert import convert
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.client.loop_thread import LoopThread
+from tierd.errors import DaemonUnavailable
 from tierd.store.synthetic import make_store
 
 PROMPT = "It was a fine morning, and"
@@ -100,6 +101,19 @@ class Daemon:
 
     def stats(self):
         return stats_object(on_loop(fetch_stats(self.address)))
+
+    def check_sums(self):
+        """Whatever happened: every request is decided once or pending, and so is every hinted expert."""
+        counted = self.stats()
+        asked = counted["requests"]
+        outcomes = ("hits", "misses", "joined", "cancelled", "failed", "pending")
+        assert asked["requests"] == sum(asked[name] for name in outcomes), asked
+        hinted = counted["prefetch"]
+        parts = [hinted.get(name, {}) for name in ("used", "late", "wasted", "cancelled", "pending")]
+        parts += hinted["dropped"].values()
+        for unit in ("experts", "bytes"):
+            issued = hinted.get("issued", {}).get(unit, 0)
+            assert issued == sum(part.get(unit, 0) for part in parts), hinted
 
     def session_blocks(self):
         """How many nodes' blocks the process holds."""
@@ -198,7 +212,7 @@ def folder():
 
 @contextlib.contextmanager
 def daemons_in(folder):
-    """Starts daemons; at the end those that still run must stop well, and none may have written a traceback."""
+    """Starts daemons; at the end those that still run must have counted and stop well, and none a traceback written."""
     started = []
 
     def start(store, *options, **named):
@@ -210,6 +224,11 @@ def daemons_in(folder):
 
     try:
         yield start
+        for daemon in started:
+            # One that a test has stopped in the middle of its work does not answer.
+            if daemon.process.poll() is None:
+                with contextlib.suppress(DaemonUnavailable):
+                    daemon.check_sums()
     finally:
         codes = [daemon.stop() for daemon in started if daemon.process.poll() is None]
     logs = [daemon.log_path.read_text() for daemon in started]
