@@ -1,0 +1,142 @@
+"""When a node hints, for which layers, and what it makes of the answers; and hints that are drawn for measurements."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from compute_node.bench.drawn_hints import DrawnHints
+from compute_node.kernels import Matrix
+from compute_node.models.look_ahead import LookAhead, RouterWeights
+from compute_node.prediction.hinting import Hinting
+from tierd.policy.token_table import TokenTable
+from tierd.prefetch.throttle import Throttle
+
+LAYERS, EXPERTS, TOP_K, HIDDEN = (0, 2, 3), 16, 4, 8
+
+
+class Source:
+    """Hears hints; `missing` says which experts are absent."""
+
+    def __init__(self, *, missing=True):
+        self.missing = missing
+        self.hints = []
+
+    def absent(self, layer):
+        del layer
+        return np.full(EXPERTS, self.missing)
+
+    def hint(self, layer, experts, probabilities, *, step, lead_seconds):
+        assert len(experts) == len(probabilities)
+        assert lead_seconds >= 0
+        assert probabilities == sorted(probabilities, reverse=True)
+        self.hints.append((step, layer, experts))
+
+
+@pytest.fixture
+def look():
+    rng = np.random.default_rng(0)
+    routers = {
+        layer: RouterWeights(
+            np.ones(HIDDEN, np.float32),
+            Matrix("f32", EXPERTS, HIDDEN, rng.normal(size=(EXPERTS, HIDDEN)).astype(np.float32)),
+        )
+        for layer in LAYERS
+    }
+    residual = rng.normal(size=(4, HIDDEN)).astype(np.float32)
+    return LookAhead(routers, residual, np.zeros((4, EXPERTS), np.float32), 1e-6)
+
+
+def hinting(source, look, throttle=None):
+    geometry = SimpleNamespace(top_k=TOP_K, layers=[SimpleNamespace(layer=layer, experts=EXPERTS) for layer in LAYERS])
+    return Hinting(
+        source,
+        geometry,
+        look,
+        lambda segment: [op() for op in segment.ops],
+        TokenTable([EXPERTS] * len(LAYERS)),
+        throttle or Throttle(fixed=True),
+        clock=iter(np.arange(1e6)).__next__,
+    )
+
+
+def logits_of(look, layer, state):
+    look.batch.set_rows(1)
+    look.state[0] = state
+    for op in look.segment(layer).ops:
+        op()
+    return look.logits[0].copy()
+
+
+def test_a_step_that_waits_hints_for_the_next_layer_what_its_router_says_of_the_state(look):
+    source = Source()
+    node = hinting(source, look)
+    node.begin([5], step=9, decode=True)
+    source.hints.clear()
+    node.at(0, np.arange(TOP_K, dtype=np.int32)[None])
+    known = np.full((1, HIDDEN), 0.5, np.float32)
+    node.meanwhile(0, known)
+    expected = np.argsort(-logits_of(look, 2, look.residual[0] + known[0]))[:TOP_K]
+    ((step, layer, experts),) = source.hints
+    assert (step, layer) == (9, 2)
+    assert set(experts[:TOP_K]) == set(expected.tolist())
+    assert len(experts) <= 2 * TOP_K
+
+
+def test_nothing_is_said_where_nothing_is_absent_of_the_last_layer_and_in_a_prefill(look):
+    source = Source(missing=False)
+    node = hinting(source, look)
+    node.begin([5], step=0, decode=True)
+    node.at(0, np.arange(TOP_K, dtype=np.int32)[None])
+    node.meanwhile(0, np.zeros((1, HIDDEN), np.float32))
+    source.missing = True
+    node.at(3, np.arange(TOP_K, dtype=np.int32)[None])
+    node.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
+    node.begin([5], step=1, decode=False)
+    assert not node.active
+    node.begin([5] * 5, step=2, decode=True)
+    assert not node.active
+    assert source.hints == []
+
+
+def test_off_computes_nothing_and_still_measures(look):
+    throttle = Throttle(0)
+    node = hinting(Source(), look, throttle)
+    node.begin([5], step=0, decode=True)
+    assert not node.active
+    for _ in range(200):
+        node.end(1.0)
+    assert throttle.level in range(4)
+
+
+def test_hints_change_no_state_of_the_step(look):
+    node = hinting(Source(), look)
+    before = look.residual.copy(), look.router_logits.copy()
+    node.begin([5], step=0, decode=True)
+    node.at(0, np.arange(TOP_K, dtype=np.int32)[None])
+    node.meanwhile(0, np.ones((1, HIDDEN), np.float32))
+    node.end(0.1)
+    assert np.array_equal(look.residual, before[0])
+    assert np.array_equal(look.router_logits, before[1])
+
+
+@pytest.mark.parametrize(("right", "share"), [(True, 0.75), (False, 0.0)])
+def test_drawn_hints_are_right_as_often_as_they_should_be(right, share):
+    rng = np.random.default_rng(1)
+    routes = np.stack([rng.permuted(np.arange(EXPERTS, dtype=np.int32))[:TOP_K] for _ in range(900)])
+    routes = routes.reshape(300, 3, TOP_K)
+    source = Source()
+    hints = DrawnHints(
+        source, LAYERS, EXPERTS, routes, [0.9, 0.6], right=right, throttle=Throttle(fixed=True), lead_seconds=0.1
+    )
+    hits = []
+    for position in range(300):
+        hints.begin([0], step=position, decode=True)
+        hints.meanwhile(0, np.zeros((1, HIDDEN), np.float32))
+        hints.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
+        hits += [expert in routes[position, 1] for expert in source.hints[-1][2]]
+        hints.end(0.1)
+    assert len(source.hints) == 300
+    assert np.mean(hits) == pytest.approx(share, abs=0.06)
