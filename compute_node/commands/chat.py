@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from compute_node.commands import options
+from compute_node.commands.interruption import interruptible
 from compute_node.commands.opening import Opened, open_store
 from compute_node.commands.report import AnswerReport, snapshot
 from compute_node.engine.generate import Finished, GenerationParams
@@ -131,7 +129,7 @@ def _turn(conversation: Conversation, line: str, console: Console) -> None:
         _show(console, f"{line.split(maxsplit=1)[0]} is not a command; /help shows them")
     elif line:
         try:
-            with _interruptible() as cancelled:
+            with interruptible() as cancelled:
                 report = conversation.answer(line, cancelled, _write)
         except UsageError as error:
             # The conversation goes on without this message: too long, or refused by the template.
@@ -149,23 +147,6 @@ def _write(text: str) -> None:
 
 def _show(console: Console, text: str) -> None:
     console.print(f"  {text}" if not text.startswith("  ") else text, style="dim", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is a wish to stop, seen between layers; a second one interrupts whatever is running."""
-    wishes: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        wishes.append(number)
-        if len(wishes) > 1:
-            signal.default_int_handler(number, frame)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(wishes)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Conversation:

@@ -137,8 +137,8 @@ class Generator:
             params: what to generate.
             sequence: continue in this place of the KV cache: the longest prefix it shares with the prompt is not
                 computed again, which changes no bit. None: a fresh one, given back at the end.
-            cancelled: asked between tokens, and between layers where a step is not one native call; True ends the
-                answer with `FinishReason.CANCELLED`.
+            cancelled: asked between tokens, and between layers where a step is not one native call or it is a
+                `CancelWord`; True ends the answer with `FinishReason.CANCELLED`.
 
         Raises:
             UsageError: empty prompt, or stop strings without a tokenizer.

@@ -12,6 +12,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.engine.cancel import CancelWord
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
 from compute_node.engine.kv_cache import KVCache, Sequence
@@ -230,7 +231,7 @@ class Model:
             phase: prefill or decode, for counters.
             logits_of: which of these tokens' logits are wanted: places in `tokens`, negative ones from its end.
             cancelled: asked before the step and at each layer where native code does not go on by itself; True gives
-                the step up.
+                the step up. Native code looks at a `CancelWord` at every layer.
             observe: shown each layer's routes.
 
         Returns:
@@ -294,7 +295,10 @@ class Model:
             if hinting is not None:
                 hinting.begin(tokens.tolist(), step=times.steps, decode=phase is Phase.DECODE)
             meanwhile = hinting.meanwhile if hinting is not None and hinting.active else None
-            for layer in self._steps.run(rows, step=times.steps, phase=phase, observed=observe is not None):
+            cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
+            for layer in self._steps.run(
+                rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel
+            ):
                 if cancelled is not None and cancelled():
                     return None
                 self._foresight.at(layer, program.route_indices[:rows])

@@ -82,7 +82,7 @@ class StepRunner:
         ops += program.head.ops
         self.segment = Segment("step", ops)
 
-    def run(self, rows: int, *, step: int, phase: Phase, observed: bool) -> Iterator[int]:
+    def run(self, rows: int, *, step: int, phase: Phase, observed: bool, cancel: int = 0) -> Iterator[int]:
         """Runs a step and yields each layer whose experts the caller has to bring before it goes on.
 
         The batch, and the head's batch and index, are set before.
@@ -92,12 +92,13 @@ class StepRunner:
             step: rising number of the step.
             phase: for the counters.
             observed: the caller wants to see every layer.
+            cancel: address of an int64 that ends a native run at the next layer while it is not 0; 0: there is none.
         """
         program, run = self._program, self._executor.run
         native = self._fuses and not observed and rows <= self._rows
         position = 0
         while True:
-            if native and self._bind(step, phase):
+            if native and self._bind(step, phase, cancel):
                 done = run(self.segment, self._starts[position])
                 self._note()
                 if done == len(self.segment.ops):
@@ -132,7 +133,7 @@ class StepRunner:
         else:
             self._executor.run(segment)
 
-    def _bind(self, step: int, phase: Phase) -> bool:
+    def _bind(self, step: int, phase: Phase, cancel: int) -> bool:
         direct = self._source.direct
         if direct is None:
             return False
@@ -148,7 +149,7 @@ class StepRunner:
                 in_use=direct.in_use,
             )
             self._bound = (direct, phase)
-        self._binding.set_step(step)
+        self._binding.set_step(step, cancel)
         return True
 
     def _note(self) -> None:

@@ -1,10 +1,10 @@
 """All experts of a layer at once, found by native code where they lie: the step needs no Python where all are resident.
 
 Four ops. *plan* gathers the rows of each chosen expert, reads the experts' residency words and points records at them;
-a word of 0 halts the run. *gate-up* and *down* compute all of them together, so that threads meet twice a layer
-instead of twice an expert. *check* reads the words again, behind the meeting of all threads that computed: a changed
-one halts the run and nothing counts, else the uses are counted. After a halt the caller computes the layer through
-`ExpertSource.visit`, which overwrites every row, and goes on behind *check*.
+a word of 0 halts the run, and so does a wish to cancel. *gate-up* and *down* compute all of them together, so that
+threads meet twice a layer instead of twice an expert. *check* reads the words again, behind the meeting of all threads
+that computed: a changed one halts the run and nothing counts, else the uses are counted. After a halt the caller
+computes the layer through `ExpertSource.visit`, which overwrites every row, and goes on behind *check*.
 
 The discipline of the words is `tierd.client.source.DirectAccess`. Every thread's loads of weights come before its
 atomic arrival at the meeting, and the second look at the words comes after it, by thread 0: one look for all.
@@ -42,7 +42,7 @@ from tierd.errors import UsageError
 __all__ = ["BINDING_WORDS", "Binding", "ExpertGroup"]
 
 # Words of a binding.
-TABLE, PAYLOAD, SLOT_BYTES, LAST_STEP, USES, STEP_WORD, IN_USE, STEP, USED, LAYERS, DISCARDED = range(11)
+TABLE, PAYLOAD, SLOT_BYTES, LAST_STEP, USES, STEP_WORD, IN_USE, STEP, USED, LAYERS, DISCARDED, CANCEL = range(12)
 BINDING_WORDS: Final = 16
 
 # Fields of the group's record, shared by its layers.
@@ -73,9 +73,9 @@ class Binding:
         """Makes the next runs read there: addresses, and the bytes of a slot."""
         self.words[:STEP] = (table, payload, slot_bytes, last_step, uses, step_word, in_use)
 
-    def set_step(self, step: int) -> None:
-        """The number of the next step."""
-        self.words[STEP] = step
+    def set_step(self, step: int, cancel: int = 0) -> None:
+        """The number of the next step, and the address of an int64 that stops it before a layer's experts; 0: none."""
+        self.words[STEP], self.words[CANCEL] = step, cancel
 
     def take(self) -> tuple[int, int, int]:
         """(experts used, layers served, results discarded) since the last call."""
@@ -151,10 +151,17 @@ def _point(m: Any, layer: Any, address: int) -> None:
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
-    """Finds the chosen experts; status is how many of them are not resident. Record: that of a layer."""
+    """Finds the chosen experts; status is how many of them are not resident. Record: that of a layer.
+
+    A step that is to be given up halts as if one expert were not resident, before anything is marked.
+    """
     layer = i64_at(args)
     g = i64_at(layer[GROUP_RECORD])
     bound = i64_at(g[BOUND])
+    if bound[CANCEL] != 0 and atomic_load(bound[CANCEL]) != 0:
+        i64_at(g[LIVE])[0] = 0
+        i64_at(g[STATUS])[0] = 1
+        return
     rows = i64_at(g[ROWS])[0]
     atomic_store(bound[STEP_WORD], bound[STEP])
     lacking = _gather(g, layer, rows, bound)
