@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import platform
+import resource
 import tempfile
 from pathlib import Path
 
@@ -82,6 +83,46 @@ def test_prefaulting_brings_huge_pages_that_are_empty(payload):
     major, minor = map(int, platform.release().split("-")[0].split(".")[:2])
     if (major, minor) >= (6, 1):
         assert payload.huge_page_bytes == payload.nbytes
+
+
+def locked_by_the_kernel(payload):
+    """Bytes of the payload's mapping that smaps shows as locked."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key = line.split(maxsplit=1)[0]
+        if not key.endswith(":"):
+            inside = payload.address <= int(key.partition("-")[0], 16) < payload.address + payload.nbytes
+        elif inside and key == "Rss:":
+            resident = int(line.split()[1]) * 1024
+        elif inside and key == "VmFlags:" and "lo" in line.split():
+            found += resident
+    return found
+
+
+@pytest.mark.skipif(
+    os.getuid() > 0 and 0 <= resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < 4 * EXTENT_BYTES,
+    reason="this user may lock less memory than the test needs",
+)
+def test_what_is_in_use_is_locked_and_what_is_given_back_is_not(payload):
+    payload.start_prefault()
+    assert payload.wait_prefault(30)
+    assert payload.locked_bytes == payload.nbytes == locked_by_the_kernel(payload)
+    payload.shrink(EXTENT_BYTES)
+    payload.punch()
+    assert payload.locked_bytes == EXTENT_BYTES == locked_by_the_kernel(payload)
+    assert payload.view(2 * EXTENT_BYTES, 4) == bytes(4)
+    assert locked_by_the_kernel(payload) == EXTENT_BYTES
+    payload.grow(2 * EXTENT_BYTES)
+    assert payload.wait_prefault(30)
+    assert payload.locked_bytes == 2 * EXTENT_BYTES == locked_by_the_kernel(payload)
+
+
+def test_an_arena_that_may_not_be_locked_works_and_says_so(monkeypatch, payload):
+    monkeypatch.setattr(memory._libc, "mlock", lambda _address, _nbytes: -1)
+    payload.start_prefault()
+    assert payload.wait_prefault(30)
+    assert payload.locked_bytes == locked_by_the_kernel(payload) == 0
+    payload.view(0, 2)[:] = b"ok"
 
 
 def test_prefaulting_keeps_the_bytes_that_landed_before_it(payload):

@@ -111,6 +111,11 @@ class Arena:
         return self._payload.huge_page_bytes
 
     @property
+    def locked_bytes(self) -> int:
+        """Bytes of the payload that cannot be swapped out; 0 where this process may not lock so much."""
+        return self._payload.locked_bytes
+
+    @property
     def granted(self) -> int:
         """Ready slots with at least one grant."""
         return self._states.counts().granted

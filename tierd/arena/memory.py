@@ -47,6 +47,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mlock.argtypes = _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
 
@@ -59,6 +60,7 @@ class SharedPayload:
         address: of its first byte in this process, a multiple of 2 MiB.
         huge_page_bytes: how much of it the host holds in huge pages; counted again when pre-faulting has ended.
         populated_bytes: how much of it is mapped to memory by now.
+        locked_bytes: how much of it cannot be swapped out: all that is in use, where RLIMIT_MEMLOCK allows that, or 0.
     """
 
     def __init__(self, fd: int, nbytes: int, used_bytes: int, directory: Path | None = None) -> None:
@@ -66,6 +68,7 @@ class SharedPayload:
         self.used_bytes = used_bytes
         self.huge_page_bytes = 0
         self.populated_bytes = 0
+        self.locked_bytes = 0
         self._fd = fd
         self._directory = directory
         self.address = _map_aligned(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -172,6 +175,10 @@ class SharedPayload:
         """Use less of it. What lies behind keeps its memory until `punch`."""
         with self._lock:
             self.used_bytes = min(self.used_bytes, _whole(used_bytes))
+            if self.locked_bytes > self.used_bytes:
+                # Before its memory goes back: a page that a reader touches again must not be kept.
+                _libc.munlock(self.address + self.used_bytes, self.locked_bytes - self.used_bytes)
+                self.locked_bytes = self.used_bytes
             self._empty = deque(offset for offset in self._empty if offset < self.used_bytes)
             self._small = [offset for offset in self._small if offset < self.used_bytes]
 
@@ -246,8 +253,15 @@ class SharedPayload:
             with self._lock:
                 if offset < self.used_bytes:
                     _libc.madvise(self.address + offset, EXTENT_BYTES, _MADV_COLLAPSE)
+        self._lock_in_memory()
         self.huge_page_bytes = _huge_bytes_of(self.address, self.nbytes)
         self._prefaulted.set()
+
+    def _lock_in_memory(self) -> None:
+        """Keep the kernel from swapping what is in use, if this process may lock so much: all of it or nothing."""
+        with self._lock:
+            locked = _libc.mlock(self.address, self.used_bytes) == 0
+            self.locked_bytes = self.used_bytes if locked else 0
 
 
 class PayloadView:

@@ -20,6 +20,9 @@ _SLOTS = gauge("tierd_arena_slots", "Slots of the arena by state; they add up to
 _GRANTED = gauge("tierd_arena_granted_slots", "Ready slots that a node holds.")
 _BYTES = gauge("tierd_arena_bytes", "Bytes for experts in RAM.")
 _HUGE = gauge("tierd_arena_huge_page_bytes", "Of the arena, bytes on 2 MiB pages.")
+_LOCKED = gauge(
+    "tierd_arena_locked_bytes", "Of the arena, bytes that cannot be swapped out; 0 where RLIMIT_MEMLOCK is too low."
+)
 _EXCESS = gauge("tierd_arena_excess_bytes", "Shared memory of a smaller arena that is not given back yet.")
 _PUNCHES = counter("tierd_arena_punches", "How often memory was given back to the host.")
 _MEMBARRIER = gauge("tierd_membarrier", "1 where the kernel offers the fence for reads without messages.")
@@ -49,6 +52,7 @@ def arena_metrics(arena: Arena) -> Iterator[Metric]:
     yield _GRANTED.one(counts.granted)
     yield _BYTES.one(arena.slots * arena.slot_bytes)
     yield _HUGE.one(arena.huge_page_bytes)
+    yield _LOCKED.one(arena.locked_bytes)
     yield _EXCESS.one(arena.excess_bytes)
     yield _MEMBARRIER.one(float(arena.fenced))
 
