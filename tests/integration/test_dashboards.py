@@ -212,6 +212,14 @@ def test_documents_dashboards_and_wire_name_the_same_metrics(daemon):
         assert named_in((DEPLOY / "prometheus" / rules).read_text()) <= there
 
 
+def test_as_many_drives_as_are_admitted_stay_within_the_bound_of_series(daemon):
+    samples = [sample for family in wire(daemon).values() for sample in family.samples]
+    each = sum(sample.labels.get("drive") == "mirror1" for sample in samples)
+    others = sum("drive" not in sample.labels for sample in samples)
+    assert 0 < each < 50
+    assert others + 16 * each <= 800
+
+
 def test_a_real_geometry_and_many_clients_have_the_same_series(serve, tmp_path):
     small = make_store(tmp_path / "small", layers=8, experts=32, top_k=4, fill="sparse")
     large = make_store(
