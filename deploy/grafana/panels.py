@@ -189,6 +189,7 @@ _TIERS = {
                 Query(_value("tierd_ram_bytes"), "budget"),
                 Query(_value("tierd_arena_bytes"), "arena"),
                 Query(_value("tierd_arena_huge_page_bytes"), "on 2 MiB pages"),
+                Query(_value("tierd_arena_locked_bytes"), "locked"),
                 Query(_value("tierd_arena_excess_bytes"), "not given back yet"),
             ),
         ),
