@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 
+import grpc
 import pytest
-from daemons import eventually
+from daemons import eventually, on_loop
 from sessions import RawSession
 
 from tierd.api import session_pb2 as pb
+from tierd.client.daemon_control import set_ram
 from tierd.store.synthetic import make_store
 
 LAYERS, EXPERTS, SLOTS = 4, 16, 20
@@ -158,7 +160,16 @@ def readers(store):
 def disturb(daemon, rng, stopped, failures):
     """Evict at random, from a session that hints, changes its mind and lets go."""
     try:
-        raw = RawSession(daemon.address)
+        while not stopped.is_set():
+            disturb_once(daemon, rng, stopped)
+    except Exception as error:  # noqa: BLE001, reported by the main thread
+        failures.append(error)
+
+
+def disturb_once(daemon, rng, stopped):
+    """Until it is told to stop, or to come back since the arena became smaller."""
+    raw = RawSession(daemon.address)
+    try:
         raw.hello(name="disturber")
         while not stopped.is_set():
             raw.send(hint=pb.Hint(layer=rng.randrange(LAYERS), experts=rng.sample(range(EXPERTS), 4)))
@@ -167,15 +178,35 @@ def disturb(daemon, rng, stopped, failures):
             if rng.random() < 0.3:
                 raw.send(release=pb.Release(acquire_id=acquire))
             raw.answers(len(wanted))
+    except grpc.RpcError as error:
+        if "attach again" not in error.details():
+            raise
+    finally:
         raw.close()
+
+
+def resize(daemon, rng, stopped, failures):
+    """Give the daemon less memory, and more, and in the end what it had."""
+    try:
+        while not stopped.wait(rng.uniform(0.05, 0.4)):
+            set_slots(daemon, rng.randrange(8, SLOTS + 1))
+        set_slots(daemon, SLOTS)
     except Exception as error:  # noqa: BLE001, reported by the main thread
         failures.append(error)
+
+
+def set_slots(daemon, slots):
+    arena = daemon.stats()["arena"]
+    # The same daemon needs the same memory beside its experts, whatever its size.
+    ram = arena["ram_bytes"] + (slots - arena["slots"]) * arena["slot_bytes"]
+    assert on_loop(set_ram(daemon.address, str(ram)), 60)["slots"] == slots
 
 
 def check_nothing_is_left(daemon, descriptors):
     counted = eventually(lambda: (s := daemon.stats())["sessions"] == [] and s)
     eventually(lambda: daemon.session_blocks() == 0)
     eventually(lambda: daemon.stats()["arena"]["slots_filling"] == 0)
+    eventually(lambda: daemon.stats()["arena"]["excess_bytes"] == 0)
     counted = daemon.stats()
     asked, arena = counted["requests"], counted["arena"]
     assert arena["slots_free"] + arena["slots_ready"] == arena["slots"] == SLOTS
@@ -193,8 +224,11 @@ def test_readers_among_evictions_pauses_and_kills_keep_no_wrong_byte(serve, stor
     descriptors = daemon.descriptors()
     crowd = readers(daemon, "careless")
     stopped, failures = threading.Event(), []
-    disturber = threading.Thread(target=disturb, args=(daemon, random.Random(1), stopped, failures))
-    disturber.start()
+    disturbers = [
+        threading.Thread(target=work, args=(daemon, random.Random(1), stopped, failures)) for work in (disturb, resize)
+    ]
+    for disturber in disturbers:
+        disturber.start()
     try:
         began = time.monotonic()
         kill_at = began + 1.0
@@ -209,11 +243,13 @@ def test_readers_among_evictions_pauses_and_kills_keep_no_wrong_byte(serve, stor
         counts = crowd.stop()
     finally:
         stopped.set()
-        disturber.join(20)
+        for disturber in disturbers:
+            disturber.join(60)
     assert not failures
     counted = check_nothing_is_left(daemon, descriptors)
     assert counted["arena"]["evictions"] > 100
     assert counted["requests"]["unasked"] > 0
+    assert counted["arena"]["punched"] > 0, "the arena became smaller"
     assert sum(one["discarded"] for one in counts) > 0, "nothing that was worth checking happened"
     assert sum(one["requested"] for one in counts) <= counted["requests"]["requests"]
 

@@ -20,16 +20,22 @@ from tierd.policy.trace import load_trace
 PROMPT = "It was a fine morning, and a few weeks ago she was very good. " * 6
 
 
-@pytest.fixture
-def store(tmp_path):
-    path = tmp_path / "store"  # each test its own: a daemon leaves its history beside it
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traced") / "store"
     convert(embedded.path(), path, experts="int4-g64", dense="bf16")
     return path
 
 
+@pytest.fixture(scope="module")
+def plain(store):
+    return generate(store, "--in-process")
+
+
 def generate(store, *options, code=0, policy=DEFAULT_POLICY):
     command = [sys.executable, "-m", "compute_node", "generate", store, "-p", PROMPT, "--max-tokens", "12", "--json"]
-    environment = os.environ | {"TIERD_POLICY": policy}
+    # Without the daemon's history: a run would begin with what another one left.
+    environment = os.environ | {"TIERD_POLICY": policy, "TIERD_HISTORY": "off"}
     done = subprocess.run(
         [*map(str, command), "--ignore-eos", *map(str, options)],
         capture_output=True, text=True, check=False, timeout=120, env=environment,
@@ -39,8 +45,7 @@ def generate(store, *options, code=0, policy=DEFAULT_POLICY):
 
 
 @pytest.mark.parametrize("policy", ["lru", DEFAULT_POLICY])
-def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(store, tmp_path, policy):
-    plain = generate(store, "--in-process")
+def test_a_recorded_run_has_the_same_tokens_and_replays_with_the_daemons_hits(store, plain, tmp_path, policy):
     traced = generate(
         store, "--arena", "50%", "--messages", "--prefetch", "off", "--trace", tmp_path / "t.npz", policy=policy
     )
