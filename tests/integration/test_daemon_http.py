@@ -65,7 +65,8 @@ def test_metrics_obey_the_naming_rules(daemon):
                 assert sample.name.endswith("_total")
                 assert sample.value >= 0
             assert set(sample.labels) <= {
-                "phase", "outcome", "state", "tier", "drive", "kind", "reason", "level", "le", "version", "fingerprint", "policy"
+                "phase", "outcome", "state", "tier", "drive", "kind", "reason", "level", "le",
+                "version", "fingerprint", "policy",
             }  # fmt: skip
             assert not any("node-" in value for value in sample.labels.values())
 
@@ -130,7 +131,7 @@ def test_health_and_readiness(daemon):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:9480", "localhost.evil.example", ""])
-@pytest.mark.parametrize("path", ["metrics", "healthz", "readyz"])
+@pytest.mark.parametrize("path", ["metrics", "healthz", "readyz", "", "page/stream"])
 def test_a_foreign_host_name_is_refused(daemon, host, path):
     assert httpx.get(f"{daemon.http}/{path}", headers={"Host": host}).status_code in {400, 403}
 
@@ -138,6 +139,23 @@ def test_a_foreign_host_name_is_refused(daemon, host, path):
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1234", "localhost:80"])
 def test_the_local_names_are_served(daemon, host):
     assert httpx.get(f"{daemon.http}/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["metrics", "", "page/page.js", "page/stream"])
+@pytest.mark.parametrize("origin", ["http://evil.example", "https://localhost", "null"])
+def test_requests_of_other_sites_pages_are_refused(daemon, path, origin):
+    assert httpx.get(f"{daemon.http}/{path}", headers={"Origin": origin}).status_code == 403
+
+
+def test_the_page_may_load_from_the_daemon_alone(daemon):
+    own = {"Origin": daemon.http}
+    for path, kind in (("", "text/html"), ("page/page.js", "text/javascript"), ("page/page.css", "text/css")):
+        answer = httpx.get(f"{daemon.http}/{path}", headers=own)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+        assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+        assert "://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+    assert httpx.get(f"{daemon.http}/page/../http.py").status_code == 404
 
 
 def test_a_request_head_without_an_end_is_refused(daemon):
