@@ -150,10 +150,11 @@ def measured(path, store, slots, seconds):
     return path
 
 
-def test_measured_runs_predict_the_speed_at_every_size_and_with_another_drive(drive, trace, tmp_path):
+def test_measured_runs_predict_the_speed_at_every_size_and_with_another_drive(drive, trace, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIERD_DRIVE_THREADS", "4")
     runs = [measured(tmp_path / f"{slots}", drive, slots, seconds) for slots, seconds in ((4, 5.0), (16, 4.0))]
     answer = planned(drive.path, "--trace", trace, "--measured", runs[0], "--measured", runs[1])
-    assert answer["drives"] == 1
+    assert answer["drives"] == 1, "it is measured although threads are given"
     speeds = {size["slots"]: size["tokens_per_second"] for size in answer["sizes"]}
     assert speeds[16] == pytest.approx(1 / 4.0, rel=1e-3), "what was measured is predicted"
     assert speeds[4] == pytest.approx(1 / 5.0, rel=1e-3)

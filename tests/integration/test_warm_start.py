@@ -183,10 +183,17 @@ def test_pins_stay_while_others_come_and_go(serve, store, folder, node):
     assert daemon.stats()["requests"]["misses"] == before + 2, "unpinned ones leave"
 
 
-def test_the_command_line_pins_and_names_what_is_not_there(serve, store):
-    daemon = serve(store.path, "--arena", "50%")
+def test_the_command_line_pins_and_names_what_is_not_there_and_metrics_show_it(serve, store):
+    daemon = serve(store.path, "--arena", "50%", http="127.0.0.1:0")
     run = command("tierd", "ctl", "pin", daemon.name, 1, 2, 3)
     assert (run.returncode, run.stdout) == (0, "2 experts are pinned\n")
+    text = httpx.get(f"{daemon.http}/metrics", timeout=10).text
+    values = {name: float(value) for name, value in re.findall(r"^(tierd_[a-z_]+) ([0-9.e+]+)$", text, re.MULTILINE)}
+    arena = daemon.stats()["arena"]
+    assert (values["tierd_ram_bytes"], values["tierd_arena_excess_bytes"]) == (arena["ram_bytes"], 0)
+    assert values["tierd_arena_locked_bytes"] in {0, arena["used_bytes"]}
+    assert values["tierd_pinned_experts"] == 2
+    assert {"tierd_warm_reads_total", "tierd_warm_left"} <= set(values)
     run = command("tierd", "ctl", "unpin", daemon.name, 1, "--json")
     assert json.loads(run.stdout) == {"pinned": 0}
     with pytest.raises(LimitExceeded, match="layer 9"):
@@ -204,13 +211,3 @@ def test_a_wrong_file_of_pins_is_refused_by_line(store, tmp_path, text, what):
         (tmp_path / "pins").write_text(text)
     with pytest.raises(UsageError, match=what):
         read_pins(store, tmp_path / "pins")
-
-
-def test_metrics_show_memory_and_warmth(serve, store):
-    daemon = serve(store.path, "--arena", "25%", http="127.0.0.1:0")
-    text = httpx.get(f"{daemon.http}/metrics", timeout=10).text
-    values = dict(re.findall(r"^(tierd_[a-z_]+) ([0-9.e+]+)$", text, re.MULTILINE))
-    arena = daemon.stats()["arena"]
-    assert float(values["tierd_ram_bytes"]) == arena["ram_bytes"]
-    assert float(values["tierd_arena_excess_bytes"]) == 0
-    assert {"tierd_warm_reads_total", "tierd_warm_left", "tierd_pinned_experts"} <= set(values)

@@ -103,8 +103,10 @@ def _of_store(
     drives = Drives(store, settings)
     speed = None
     if trace is not None:
-        asyncio.run(drives.measure())
-        found = [info.probe.bandwidth for info in drives.info.values() if info.shards and info.probe.bandwidth]
+        # A daemon that is told how many reads to have in flight measures nothing; a prediction has to.
+        measured = Drives(store, settings.model_copy(update={"drive_threads": None}))
+        asyncio.run(measured.measure())
+        found = [info.probe.bandwidth for info in measured.info.values() if info.shards and info.probe.bandwidth]
         speed = DriveSpeed(len(found), sum(found)) if found else None
     facts = facts_of(store, settings, drives.spares)
     forecast = _forecast(store.geometry, trace, speed, runs)
