@@ -10,6 +10,7 @@ import typer
 
 from tierd import __version__
 from tierd.errors import TierdError
+from tierd.observe.logs import configure_logs
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -59,6 +60,7 @@ def build_app(wanted: str = "") -> typer.Typer:
 
 def main() -> None:
     """Run the command line; errors become one message and an exit code."""
+    configure_logs("warning")  # on stderr: standard output is for answers. `serve` sets its own level.
     try:
         build_app(*sys.argv[1:2])(prog_name="tierd")
     except TierdError as error:

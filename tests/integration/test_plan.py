@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daemons import command
 from typer.testing import CliRunner
 
 from tierd.checkpoint.convert import convert
@@ -164,6 +165,14 @@ def test_measured_runs_predict_the_speed_at_every_size_and_with_another_drive(dr
     told = run(drive.path, "--trace", trace, "--measured", runs[0]).stdout
     assert "a step computes for" in told
     assert "+1 drive" in told
+
+
+def test_warnings_do_not_get_into_the_answer(drive, trace, tmp_path, monkeypatch):
+    (tmp_path / "plan.toml").write_text("[[throttle]]\nbytes_per_second = 1e8\n")
+    monkeypatch.setenv("TIERD_FAULT_PLAN", str(tmp_path / "plan.toml"))
+    done = command("tierd", "plan", drive.path, "--trace", trace, "--json")
+    assert 0.5e8 < json.loads(done.stdout)["bandwidth"] < 1.1e8
+    assert "FAULT PLAN" in done.stderr
 
 
 def test_measured_runs_need_a_trace_and_a_store(drive, trace, tmp_path):
