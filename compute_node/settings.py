@@ -25,7 +25,7 @@ class NodeSettings(LayeredSettings):
         patience: seconds to wait for a daemon that went away in the middle of an answer.
         messages: ask the daemon for every expert, instead of using those in its arena without a message.
         prefetch: tell the daemon which experts will probably be wanted: `on`, `off`, or `auto`, as far as it makes
-            steps faster.
+            steps faster. Off until it has shown on real sizes that it pays.
         history: keep between runs which experts go with which tokens; it changes speed only.
         max_tokens: most tokens of an answer.
         temperature: 0 is greedy.
@@ -46,7 +46,7 @@ class NodeSettings(LayeredSettings):
     arena: str | None = None
     patience: Annotated[float, Field(ge=0, le=86400)] = 60.0
     messages: bool = False
-    prefetch: Literal["auto", "on", "off"] = "auto"
+    prefetch: Literal["auto", "on", "off"] = "off"
     history: bool = True
     max_tokens: Annotated[int, Field(ge=1)] = 256
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0

@@ -59,7 +59,7 @@ Messages = Annotated[
 ]
 Prefetch = Annotated[
     str | None,
-    typer.Option("--prefetch", help="Hints to the daemon: on, off, or auto, as far as they help. Default: auto."),
+    typer.Option("--prefetch", help="Hints to the daemon: on, off, or auto, as far as they help. Default: off."),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]
