@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from tierd.arena.arena import Arena
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.devices.probe_cache import ProbeCache
 from tierd.policy.lru import Lru
 from tierd.service.catalogue import StoreCatalogue

@@ -1,6 +1,6 @@
 """A real daemon with real clients for a while, under random faults on both drives, never on both copies of a record.
 
-`make test` does twenty seconds of it with a fixed seed, `make soak` five minutes with a seed of its own, which it prints.
+`make test` does twenty seconds of it with a fixed seed, `make soak` five minutes with a seed of its own that it prints.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from simulation.memory import ObservedPolicy, PlainSessions, plain_arena
 from simulation.records import RECORD_BYTES, VirtualStore
 
 from tierd.arena.table import ABSENT, unpack
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
+from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
 from tierd.errors import DriveError
 from tierd.policy.lru import Lru
 from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.hint import Hint
-from tierd.reading_ahead import PrefetchOptions
 from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Reason, Refused
 
 __all__ = ["BrokerByHand", "HeldDrive", "SessionByHand"]

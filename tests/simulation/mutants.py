@@ -8,15 +8,15 @@ from typing import Any
 from tierd.arena.arena import Arena
 from tierd.arena.slots import SlotState, SlotTable
 from tierd.arena.table import ABSENT, next_generation, pack
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
+from tierd.broker.reading_ahead import ReadingAhead
+from tierd.broker.residents import Residents
 from tierd.devices.flight import Flight
 from tierd.devices.replicas import ReplicaSet
 from tierd.errors import ChecksumMismatch
 from tierd.policy.lru import Lru
 from tierd.prefetch.hint_book import HintBook
-from tierd.reading_ahead import ReadingAhead
 from tierd.requests import Outcome, Reason
-from tierd.residents import Residents
 
 __all__ = ["MUTANTS", "Replacement"]
 

@@ -13,8 +13,8 @@ from simulation.world import SimulationFailure, simulate
 from tierd.arena.arena import Arena
 from tierd.arena.slots import SlotState, SlotTable
 from tierd.arena.table import pack
-from tierd.broker import Broker
-from tierd.unasked import UnaskedUses
+from tierd.broker.broker import Broker
+from tierd.broker.unasked import UnaskedUses
 
 HISTORIES = 120
 

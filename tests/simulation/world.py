@@ -21,12 +21,12 @@ from simulation.size_changes import SizeChanges
 from simulation.unasked_node import UnaskedHabits, UnaskedNode
 from structlog.testing import capture_logs
 
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
+from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.devices.drive import Drive
 from tierd.devices.replicas import ReplicaSet
 from tierd.policy.policies import make_policy
 from tierd.prefetch.throttle import Throttle
-from tierd.reading_ahead import PrefetchOptions
 
 __all__ = ["SimulationFailure", "World", "simulate"]
 

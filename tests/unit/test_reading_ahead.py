@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from simulation.by_hand import BrokerByHand
 
+from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.errors import DriveError
 from tierd.policy.decayed_frequency import DecayedFrequency
 from tierd.prefetch.throttle import Throttle
-from tierd.reading_ahead import PrefetchOptions
 from tierd.requests import Outcome
 
 HIT, MISS, JOINED = Outcome.HIT, Outcome.MISS, Outcome.JOINED

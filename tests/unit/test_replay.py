@@ -14,7 +14,7 @@ from simulation.memory import PlainSessions, plain_arena
 from simulation.records import RECORD_BYTES, VirtualStore
 from typer.testing import CliRunner
 
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.cli import build_app
 from tierd.errors import UsageError
 from tierd.policy.contest import COLD, best_half_life, compete, gap_closed

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.observe.activity import Activity
 from tierd.observe.families import counter, gauge, histogram
 from tierd.requests import Phase

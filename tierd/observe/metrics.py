@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from tierd import __version__
 from tierd.arena.arena import Arena
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.observe.activity import Activity
 from tierd.observe.broker_metrics import broker_metrics
 from tierd.observe.drive_metrics import drive_metrics

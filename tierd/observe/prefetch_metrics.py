@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from tierd.broker.reading_ahead import ReadingAhead
 from tierd.observe.families import counter, gauge
 from tierd.prefetch.counts import PrefetchCounts, Tally
-from tierd.reading_ahead import ReadingAhead
 
 __all__ = ["prefetch_metrics"]
 

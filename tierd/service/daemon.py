@@ -18,7 +18,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tierd.addresses import Address, default_socket, parse_address, runtime_directory
 from tierd.api import admin_pb2, admin_pb2_grpc, session_pb2_grpc, store_pb2_grpc
 from tierd.arena.arena import Arena
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
+from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.errors import UsageError
 from tierd.observe.activity import Activity
 from tierd.observe.http import HttpServer, make_app
@@ -29,7 +30,6 @@ from tierd.observe.watched_policy import WatchedPolicy
 from tierd.policy.policies import make_policy
 from tierd.policy.waves import wave_size
 from tierd.prefetch.throttle import Throttle
-from tierd.reading_ahead import PrefetchOptions
 from tierd.rpc import plain_object, server_options
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from tierd.arena.arena import Arena
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.policy.waves import wave_size
 from tierd.service.budget import AUTO, Budget, DaemonFacts, RamChoice, choose_ram, fixed_items, plan_budget
 from tierd.service.memory_limits import HostMemory, group_limits, host_memory, private_bytes

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.errors import DataLoss, DeadlineExceeded, DriveError, TierdError
 from tierd.requests import AcquireRequest, Granted, Phase, Reason, Refused
 

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.pins import PinnedPolicy
 from tierd.policy.policy import EvictionPolicy

@@ -12,7 +12,7 @@ import structlog
 
 from tierd.api import session_pb2 as pb
 from tierd.api import session_pb2_grpc
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
 from tierd.errors import DaemonUnavailable, LimitExceeded, SessionRefused, TierdError
 from tierd.prefetch.hint import Hint
 from tierd.requests import AcquireRequest, Outcome, Phase

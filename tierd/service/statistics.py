@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from tierd.api import admin_pb2 as pb
 from tierd.arena.arena import Arena
-from tierd.broker import Broker
+from tierd.broker.broker import Broker
+from tierd.broker.reading_ahead import ReadingAhead
 from tierd.devices.device import DeviceStats
 from tierd.prefetch.counts import Tally
-from tierd.reading_ahead import ReadingAhead
 from tierd.requests import Outcome
 from tierd.service.drives import DriveInfo, Drives
 from tierd.service.ram import RamKeeper

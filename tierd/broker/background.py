@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 
-from tierd.broker_records import Reading
+from tierd.broker.records import Reading
 
 __all__ = ["BackgroundReads"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.arena.session_block import NewUses
-from tierd.interfaces import Catalogue, SessionMemory
+from tierd.broker.interfaces import Catalogue, SessionMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.requests import BrokerStats, Phase
 

@@ -11,19 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Sized
 from dataclasses import dataclass
 from typing import Final
 
-from tierd.background import BackgroundReads
-from tierd.broker_records import Reading
+from tierd.broker.background import BackgroundReads
+from tierd.broker.interfaces import Catalogue, ResidentMemory
+from tierd.broker.records import Reading
+from tierd.broker.residents import Residents
 from tierd.clock import Clock
 from tierd.devices.device import Device
 from tierd.errors import LimitExceeded
-from tierd.interfaces import Catalogue, ResidentMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.counts import DropReason
 from tierd.prefetch.hint import Hint, likeliest
 from tierd.prefetch.hint_book import HintBook, Hinted
 from tierd.prefetch.step_uses import StepUses
 from tierd.prefetch.throttle import LEAST_PROBABILITY, Throttle
-from tierd.residents import Residents
 
 __all__ = ["PrefetchOptions", "ReadingAhead"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from tierd.broker.interfaces import Catalogue
 from tierd.clock import Timer
 from tierd.errors import LimitExceeded
-from tierd.interfaces import Catalogue
 from tierd.requests import AcquireRequest, Listener, Outcome, PhaseCounts
 
 __all__ = ["Acquire", "Reading", "Resident", "Session", "check_request"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tierd.broker_records import Resident
+from tierd.broker.interfaces import Catalogue, ResidentMemory
+from tierd.broker.records import Resident
 from tierd.clock import Clock, Timer
-from tierd.interfaces import Catalogue, ResidentMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.hint_book import HintBook
 from tierd.requests import BrokerStats, EvictionReason

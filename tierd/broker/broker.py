@@ -23,15 +23,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from tierd.broker_records import Acquire, Reading, Resident, Session, check_request
+from tierd.broker.interfaces import Catalogue, ResidentMemory, SessionMemory
+from tierd.broker.reading_ahead import PrefetchOptions, ReadingAhead
+from tierd.broker.records import Acquire, Reading, Resident, Session, check_request
+from tierd.broker.residents import ClearingOut, Residents
+from tierd.broker.unasked import NoSessionMemory, UnaskedUses
 from tierd.clock import Clock
 from tierd.devices.device import Device
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
-from tierd.interfaces import Catalogue, ResidentMemory, SessionMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.hint import Hint
 from tierd.prefetch.hint_book import HintBook
-from tierd.reading_ahead import PrefetchOptions, ReadingAhead
 from tierd.requests import (
     AcquireRequest,
     BrokerStats,
@@ -43,8 +45,6 @@ from tierd.requests import (
     Reason,
     Refused,
 )
-from tierd.residents import ClearingOut, Residents
-from tierd.unasked import NoSessionMemory, UnaskedUses
 
 __all__ = ["Broker"]
 

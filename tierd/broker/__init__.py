@@ -1,0 +1,1 @@
+"""The heart: requests for a layer's experts become ready experts; reads that nobody waits for come after them."""
