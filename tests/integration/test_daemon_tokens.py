@@ -49,7 +49,7 @@ def test_the_tokens_are_those_of_a_node_without_a_daemon(serve, embedded_store, 
     assert counted["arena"]["slots"] == slots
     if arena == "100%":
         assert asked["misses"] <= geometry.experts_total
-        assert counted["arena"]["evictions"] == 0
+        assert counted["arena"]["evictions"] == counted["prefetch"]["wasted"]["experts"]
     else:
         assert counted["arena"]["evictions"] > 0
 
@@ -66,7 +66,9 @@ def test_two_nodes_at_once_get_the_tokens_they_get_alone(serve, node, embedded_s
     asked = counted["requests"]
     assert asked["requests"] == first["unique_experts"] + second["unique_experts"]
     assert asked["requests"] == asked["hits"] + asked["misses"] + asked["joined"]
-    # Each expert was read once, though both wanted most of them while they were cold.
-    assert counted["drives"][0]["reads"] == asked["misses"] + read_ahead(counted) <= 256
-    assert counted["arena"]["evictions"] == 0
+    # Each expert was read once, though both wanted most of them while they were cold. Only a guess that gave way to
+    # another before its use is read again.
+    wasted = counted["prefetch"]["wasted"]["experts"]
+    assert counted["drives"][0]["reads"] == asked["misses"] + read_ahead(counted) <= 256 + wasted
+    assert counted["arena"]["evictions"] == wasted
     assert stats.outcomes["miss"] == 0
