@@ -71,7 +71,7 @@ def visit(browser):
 
 def until(page, condition):
     """Wait for a condition in the page; its own rules forbid the waiting that the browser's tools would do there."""
-    return eventually(lambda: page.evaluate(condition), 15)
+    return eventually(lambda: page.evaluate(condition), 60)
 
 
 def places(page):

@@ -41,8 +41,9 @@ def double(x):
 
 def probe(folder, home):
     environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
+    # -B: Python's own cache goes by time and size, which the edit below leaves alone on purpose.
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(folder)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-B", "-c", PROBE, str(folder)], env=environment, capture_output=True, text=True, check=True
     )
     where, answer = done.stdout.split()
     return Path(where), int(answer)

@@ -41,7 +41,7 @@ TRANSFERS: Final = 4
 """Records as bytes for nodes without shared memory; more callers wait (`tierd.service.store_service`)."""
 _BYTES_PER_TRANSFER: Final = 5 << 20
 """Copies of chunks of 1 MiB in protobuf and gRPC, beside the record: measured as 4 to 5 MiB."""
-_SLACK_BYTES: Final = 4 << 20
+_SLACK_BYTES: Final = 7 << 20
 """Fragments of the allocator, metrics, and what was forgotten."""
 
 _NODE_BYTES: Final = 384 << 20
