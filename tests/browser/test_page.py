@@ -71,7 +71,7 @@ def visit(browser):
 
 def until(page, condition):
     """Wait for a condition in the page; its own rules forbid the waiting that the browser's tools would do there."""
-    return eventually(lambda: page.evaluate(condition), 60)
+    return eventually(lambda: page.evaluate(condition), 30)
 
 
 def places(page):
@@ -116,7 +116,9 @@ def test_cells_are_where_the_daemon_has_them_and_flash_when_used(daemon, visit):
     assert blue > red + 20
     red, _, blue, _ = page.evaluate(READ_PIXEL, [1, 4])
     assert red > blue + 20
-    # An expert in RAM is used again: nothing moves, and still it is seen.
+    # An expert in RAM that has rested is used again: nothing moves, and still it is seen.
+    until(page, "Date.now() - tierd.brain.cells.usedAt[19] > 1000")
+    steady = min(page.evaluate(READ_PIXEL, [1, 3])[:3])
     page.evaluate(
         f"""() => {{
             const read = {READ_PIXEL};
@@ -129,7 +131,7 @@ def test_cells_are_where_the_daemon_has_them_and_flash_when_used(daemon, visit):
     )
     raw.acquire(1, [3])
     raw.answers(1)
-    until(page, "brightest > 150")
+    until(page, f"brightest > {steady + 40}")
     assert page.evaluate("tierd.brain.cells.uses[19]") == 2
     page.wait_for_selector("#sessions td:has-text('watched')")
     raw.close()
