@@ -54,14 +54,18 @@ def test_a_daemon_takes_up_a_mirror_reads_from_it_and_lets_it_go(serve, store, m
 
     session = RawSession(daemon.address)
     session.hello(fingerprint=store.fingerprint)
-    for layer in range(LAYERS):
-        for pair in ([0, 1], [2, 3], [4, 5]):
-            session.acquire(layer, pair)
-            ready, failed = session.answers(2)
-            assert (sorted(ready), failed) == (pair, {})
-    served = drives(daemon)
-    # The mirror was weighed a thousand times as fast.
-    assert served["mirror1"]["reads"] > served["nvme"]["reads"]
+
+    def mirror_is_ahead():
+        for layer in range(LAYERS):
+            for pair in ([0, 1], [2, 3], [4, 5]):
+                session.acquire(layer, pair)
+                ready, failed = session.answers(2)
+                assert (sorted(ready), failed) == (pair, {})
+        served = drives(daemon)
+        return served["mirror1"]["reads"] > served["nvme"]["reads"]
+
+    # The mirror was weighed a thousand times as fast; one slow moment of it may send some reads elsewhere.
+    eventually(mirror_is_ahead, 30)
     session.close()
 
     removed = command("tierd", "mirror", "remove", daemon.name, str(mirror))

@@ -165,7 +165,7 @@ def test_a_client_that_takes_nothing_gives_its_place_to_the_next(folder):
             return name.encode() * (4 << 20)
 
     service = StoreService(
-        Store(), None, boot_id="", tiers=[], slots=lambda: 1, default_deadline=1.0, stall_seconds=0.2
+        Store(), None, boot_id="", tiers=[], slots=lambda: 1, default_deadline=1.0, stall_seconds=1.0
     )
     address = Address(path=folder / "x.sock")
     window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
