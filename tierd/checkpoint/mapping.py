@@ -6,12 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tierd.store.formats import Activation
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tierd.checkpoint.config import Config
 
-__all__ = ["DenseSpec", "FamilyMapping", "ModelShape", "decoder_dense"]
+__all__ = ["DenseSpec", "FamilyMapping", "ModelShape", "StackedForm", "decoder_dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,28 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedForm:
+    """All experts of a layer in two tensors; names are templates of {layer}.
+
+    Codes of quantised checkpoints lie beside them under the same names with a suffix (`published.py`), always with
+    one row per output; `transposed` speaks of plain weights only.
+
+    Attributes:
+        gate_up: [E, 2I, H], the gate's rows first.
+        down: [E, H, I].
+        interleaved: gate and up take turns, the gate's row first.
+        transposed: [E, H, 2I] and [E, I, H] instead, one column per output.
+        biases: float tensors [E, 2I] (in the order of gate_up) and [E, H] that belong to the experts.
+    """
+
+    gate_up: str
+    down: str
+    interleaved: bool = False
+    transposed: bool = False
+    biases: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FamilyMapping:
     """One model family.
 
@@ -57,18 +81,26 @@ class FamilyMapping:
         model_types: values of `model_type` in config.json that it covers.
         shape: sizes from the config.
         dense: every dense tensor that must be there, by name.
-        expert: name templates of gate [I, H], up [I, H] and down [H, I] of one expert ({layer}, {expert}).
-        fused: name templates of stacked forms: (gate_up [E, 2I, H] with the gate rows first, down [E, H, I]).
+        expert: name templates of gate [I, H], up [I, H] and down [H, I] of one expert ({layer}, {expert}); empty
+            where the family is only published stacked.
+        fused: the stacked forms in which a layer may be published instead.
         skip: patterns of published tensors that inference does not need.
+        activation: between gate, up and down; a value of `tierd.store.formats.Activation`.
     """
 
     family: str
     model_types: tuple[str, ...]
     shape: Callable[[Config], ModelShape]
     dense: Callable[[Config], dict[str, DenseSpec]]
-    expert: tuple[str, str, str]
-    fused: tuple[tuple[str, str], ...] = ()
+    expert: tuple[str, ...]
+    fused: tuple[StackedForm, ...] = ()
     skip: tuple[str, ...] = ()
+    activation: Activation = Activation.SILU
+
+    @property
+    def expert_biases(self) -> bool:
+        """True if each expert has biases of gate, up and down."""
+        return any(form.biases is not None for form in self.fused)
 
     def skips(self, name: str) -> bool:
         """True if the tensor is published but not needed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, decoder_dense
+from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
@@ -47,11 +47,11 @@ MIXTRAL = FamilyMapping(
         "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight",
     ),
     fused=(
-        (
+        StackedForm(
             "model.layers.{layer}.block_sparse_moe.experts.gate_up_proj",
             "model.layers.{layer}.block_sparse_moe.experts.down_proj",
         ),
-        ("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),
+        StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),
     ),
     skip=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, decoder_dense
+from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
@@ -49,6 +49,6 @@ OLMOE = FamilyMapping(
         "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
         "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
     ),
-    fused=(("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),),
+    fused=(StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),),
     skip=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )

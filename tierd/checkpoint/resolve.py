@@ -122,7 +122,7 @@ class _Finder:
     def layer(self, layer: int) -> list[ExpertSource | None]:
         """All experts of a layer, from stacked or single tensors, whichever names are there."""
         tensors = self._checkpoint.tensors
-        forms = [(gate_up.format(layer=layer), down.format(layer=layer)) for gate_up, down in self._mapping.fused]
+        forms = [(form.gate_up.format(layer=layer), form.down.format(layer=layer)) for form in self._mapping.fused]
         stacked = [form for form in forms if form[0] in tensors or form[1] in tensors]
         singles = [
             tuple(name.format(layer=layer, expert=expert) for name in self._mapping.expert)

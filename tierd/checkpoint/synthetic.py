@@ -75,7 +75,8 @@ def _shapes(config: Config, stacked_layers: Collection[int]) -> dict[str, tuple[
     shapes = {name: spec.shape for name, spec in mapping.dense(config).items()}
     for layer, experts in shape.layers.items():
         if layer in stacked_layers:
-            gate_up, down = (name.format(layer=layer) for name in mapping.fused[0])
+            form = mapping.fused[0]
+            gate_up, down = form.gate_up.format(layer=layer), form.down.format(layer=layer)
             shapes |= {gate_up: (experts, 2 * width, hidden), down: (experts, hidden, width)}
             continue
         for expert in range(experts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["DenseFormat", "ExpertFormat"]
+__all__ = ["Activation", "DenseFormat", "ExpertFormat"]
 
 
 class ExpertFormat(StrEnum):
@@ -24,3 +24,12 @@ class DenseFormat(StrEnum):
     F32 = "f32"
     BF16 = "bf16"
     INT8 = "int8"
+
+
+class Activation(StrEnum):
+    """What an expert does between gate, up and down."""
+
+    SILU = "silu"
+    """silu(gate) * up."""
+    GPT_OSS = "gpt-oss"
+    """g = min(gate, 7), u = up cut to -7..7: (u + 1) * g / (1 + exp(-1.702 g)); modeling_gpt_oss.py of transformers."""
