@@ -233,8 +233,8 @@ def test_dense_tensors_that_overlap_are_refused(store):
 
 def test_another_format_version_is_told_apart(store):
     path = store.path / MANIFEST_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 2}))
-    with pytest.raises(UsageError, match="store format 2"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 3}))
+    with pytest.raises(UsageError, match="store format 3"):
         ExpertStore.open(store.path)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the dense tensors that a manifest lists: bounds, sizes, overlap, and the scales of int8 matrices."""
+"""Checks of the dense tensors that a manifest lists: bounds, sizes, overlap, and the scales of codes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tierd.errors import StoreDamaged
+from tierd.store.records import FP8_BLOCK
 
 if TYPE_CHECKING:
     from tierd.store.manifest import DenseTensorInfo, Manifest
 
-__all__ = ["DENSE_ITEM_BYTES", "check_dense"]
+__all__ = ["DENSE_ITEM_BYTES", "check_dense", "scales_shape"]
 
-DENSE_ITEM_BYTES = {"f32": 4, "bf16": 2, "i8": 1}
+DENSE_ITEM_BYTES = {"f32": 4, "bf16": 2, "i8": 1, "fp8": 1}
 
 
 def check_dense(manifest: Manifest, where: str) -> None:
@@ -40,10 +41,18 @@ def check_dense(manifest: Manifest, where: str) -> None:
             raise StoreDamaged(f"{where}: tensors cover {end} bytes of {shard.file}, it has {shard.bytes}")
 
 
+def scales_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape of the float32 scales of a dense tensor; None for types without."""
+    if dtype == "i8":
+        return shape[:1]
+    return tuple(-(-size // FP8_BLOCK) for size in shape) if dtype == "fp8" else None
+
+
 def _check_scales(info: DenseTensorInfo, by_name: dict[str, DenseTensorInfo], label: str) -> None:
-    if (info.scales is not None) != (info.dtype == "i8"):
-        raise StoreDamaged(f"{label}: int8 codes and row scales belong together")
+    expected = scales_shape(info.dtype, info.shape)
+    if (info.scales is None) != (expected is None) or (info.dtype == "fp8" and len(info.shape) != 2):
+        raise StoreDamaged(f"{label}: codes and scales belong together")
     if info.scales is not None:
         scales = by_name.get(info.scales)
-        if scales is None or scales.dtype != "f32" or scales.shape != info.shape[:1]:
-            raise StoreDamaged(f"{label}: its row scales {info.scales!r} are missing or have another shape")
+        if scales is None or scales.dtype != "f32" or scales.shape != expected:
+            raise StoreDamaged(f"{label}: its scales {info.scales!r} are missing or have another shape")

@@ -1,10 +1,11 @@
-"""Names of the number formats in which a store keeps weights."""
+"""Names of the number formats in which a store keeps weights, and of what an expert does between its matrices."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Activation", "DenseFormat", "ExpertFormat"]
+__all__ = ["MADE_FORMATS", "Activation", "DenseFormat", "ExpertFormat"]
 
 
 class ExpertFormat(StrEnum):
@@ -16,6 +17,16 @@ class ExpertFormat(StrEnum):
     """int8 codes with one float32 scale per output row."""
     INT4_G64 = "int4-g64"
     """4-bit codes with one float16 scale per 64 columns of a row."""
+    FP8 = "fp8-e4m3"
+    """8-bit floats with one float32 scale per 128 x 128 weights; as published, never made here."""
+    MXFP4 = "mxfp4"
+    """4-bit floats with a power of two as scale per 32 columns of a row; as published, never made here."""
+    INT4_G32 = "int4-g32"
+    """4-bit codes with one bfloat16 scale per 32 columns of a row; as published, never made here."""
+
+
+MADE_FORMATS: Final = (ExpertFormat.F32, ExpertFormat.BF16, ExpertFormat.INT8, ExpertFormat.INT4_G64)
+"""Formats that any weights can be converted to; the others are taken over from checkpoints that have them."""
 
 
 class DenseFormat(StrEnum):
@@ -24,6 +35,8 @@ class DenseFormat(StrEnum):
     F32 = "f32"
     BF16 = "bf16"
     INT8 = "int8"
+    FP8 = "fp8-e4m3"
+    """As published: 8-bit floats with their block scales where the checkpoint has them, else bf16 or f32."""
 
 
 class Activation(StrEnum):

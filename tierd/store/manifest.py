@@ -9,12 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tierd.errors import StoreDamaged, UsageError
 from tierd.store.checksums import sha256
-from tierd.store.formats import DenseFormat, ExpertFormat
+from tierd.store.formats import MADE_FORMATS, Activation, DenseFormat, ExpertFormat
 from tierd.store.geometry import Geometry, Size
 from tierd.store.reading import read_small_file
 from tierd.store.records import expert_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = [
@@ -30,10 +31,16 @@ __all__ = [
     "compute_fingerprint",
     "parse_manifest",
     "read_manifest",
+    "version_needed",
 ]
 
-FORMAT_VERSION: Final = 1
-"""Raised when the layout on disk changes; a reader opens its own version and says how to convert others."""
+FORMAT_VERSION: Final = 2
+"""The newest layout on disk that is read and written; a store says the oldest one that can express it.
+
+1: experts of one format among f32, bf16, int8 and int4-g64, with silu; dense tensors in f32, bf16 or i8.
+2: also fp8-e4m3, mxfp4 and int4-g32, formats that differ by layer, biases of experts, `activation` in a record
+layout, dense tensors in fp8.
+"""
 MANIFEST_FILE: Final = "store.json"
 INDEX_FILE: Final = "experts.npy"
 CONFIG_FILE: Final = "config.json"
@@ -43,7 +50,7 @@ MAX_TEXT_BYTES: Final = 128 << 20
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-DenseDtype = Literal["f32", "bf16", "i8"]
+DenseDtype = Literal["f32", "bf16", "i8", "fp8"]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
@@ -72,13 +79,13 @@ class DenseTensorInfo(_Model):
 
     Attributes:
         name: the checkpoint's own tensor name; row scales are called NAME.scales.
-        dtype: "f32", "bf16" or "i8".
+        dtype: "f32", "bf16", "i8" or "fp8".
         shape: as in the checkpoint.
         shard: index into `Manifest.dense_shards`.
         offset: bytes from the start of that file.
         nbytes: length.
         xxh3: 16 hex digits.
-        scales: name of the float32 tensor [rows] that belongs to int8 codes.
+        scales: name of the float32 tensor that belongs to codes: [rows] of "i8", one per 128 x 128 of "fp8".
     """
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
@@ -103,10 +110,10 @@ class Manifest(_Model):
     """The content of `store.json`.
 
     Attributes:
-        format_version: of the layout on disk.
+        format_version: of the layout on disk, see `FORMAT_VERSION`.
         family: name of the family mapping, "" for synthetic stores.
         model_type: as in config.json.
-        expert_format: of all routed experts.
+        expert_format: of the routed experts; where layers differ, of most of them.
         dense_format: of the dense matrices; single tensors may keep more precision, see `dense`.
         geometry: layers, experts, record layouts.
         shards: of expert records, in the order that the index counts.
@@ -117,7 +124,7 @@ class Manifest(_Model):
         fingerprint: see `compute_fingerprint`.
     """
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     family: Annotated[str, Field(max_length=64)]
     model_type: Annotated[str, Field(max_length=64)]
     expert_format: ExpertFormat
@@ -143,7 +150,15 @@ class Manifest(_Model):
 
     def to_json(self) -> str:
         """The text of `store.json`."""
-        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+        return json.dumps(self.to_table(), indent=1) + "\n"
+
+    def to_table(self) -> dict[str, Any]:
+        """The content of `store.json`, with the fields of its format version."""
+        table = self.model_dump(mode="json")
+        if self.format_version == 1:
+            for layout in table["geometry"]["layouts"]:
+                del layout["activation"]
+        return table
 
 
 def compute_fingerprint(manifest: Manifest) -> str:
@@ -152,7 +167,8 @@ def compute_fingerprint(manifest: Manifest) -> str:
     Family, formats, geometry, record layouts, shard sizes and headers, the index (and so every record's checksum),
     the checksum of every dense tensor, and config.json. Tokenizer and chat template are not part of it.
     """
-    facts: dict[str, Any] = manifest.model_dump(mode="json", exclude={"fingerprint", "files"})
+    facts = manifest.to_table()
+    del facts["fingerprint"], facts["files"]
     facts["config"] = [file.sha256 for file in manifest.files if file.name == CONFIG_FILE]
     return sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
 
@@ -174,9 +190,9 @@ def parse_manifest(text: bytes | str, path: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise StoreDamaged(f"{path} is not JSON: {str(error)[:200]}") from None
     version = table.get("format_version") if isinstance(table, dict) else None
-    if isinstance(version, int) and version != FORMAT_VERSION:
+    if isinstance(version, int) and not 1 <= version <= FORMAT_VERSION:
         raise UsageError(
-            f"{path}: store format {version}; this version of tierd reads format {FORMAT_VERSION}",
+            f"{path}: store format {version}; this version of tierd reads formats 1 to {FORMAT_VERSION}",
             hint="Use the version of tierd that wrote it, or convert the checkpoint again.",
         )
     try:
@@ -196,11 +212,33 @@ def parse_manifest(text: bytes | str, path: str) -> Manifest:
     return manifest
 
 
+def version_needed(geometry: Geometry, dense: Iterable[DenseTensorInfo]) -> Literal[1, 2]:
+    """The oldest format version that can express a store, so that older programs can read what they understand."""
+    layouts = geometry.layouts
+    plain = len({layout.format for layout in layouts}) == 1 and all(
+        layout.format in MADE_FORMATS and layout.activation == Activation.SILU and not layout.biases
+        for layout in layouts
+    )
+    return 1 if plain and all(info.dtype != "fp8" for info in dense) else 2
+
+
 def _check_layouts(manifest: Manifest) -> None:
     """Kernels read records by format and sizes: a layout that says anything else would be read wrongly."""
     geometry = manifest.geometry
-    expected = expert_layout(manifest.expert_format, geometry.hidden_size, geometry.intermediate_size)
+    formats = {layout.format for layout in geometry.layouts}
+    if manifest.expert_format not in formats or (manifest.format_version == 1 and len(formats) > 1):
+        raise StoreDamaged(f"a record layout differs from the one of format {manifest.expert_format}")
     for layout in geometry.layouts:
-        same = (layout.format, layout.parts) == (expected.format, expected.parts)
-        if not same or layout.record_bytes < expected.record_bytes:
-            raise StoreDamaged(f"a record layout differs from the one of format {manifest.expert_format}")
+        if layout.format not in tuple(ExpertFormat):
+            raise StoreDamaged(f"a record layout has the unknown format {layout.format[:40]!r}")
+        expected = expert_layout(
+            layout.format,
+            geometry.hidden_size,
+            geometry.intermediate_size,
+            activation=layout.activation,
+            biases=layout.biases,
+        )
+        if layout.parts != expected.parts or layout.record_bytes < expected.record_bytes:
+            raise StoreDamaged(f"a record layout differs from the one of format {layout.format}")
+    if manifest.format_version < version_needed(geometry, manifest.dense):
+        raise StoreDamaged(f"what it describes cannot be in format_version {manifest.format_version}")

@@ -14,11 +14,15 @@ from typing import Any, Final
 import numpy as np
 
 from tierd.errors import StoreDamaged, UsageError
-from tierd.store.formats import ExpertFormat
+from tierd.store.formats import Activation, ExpertFormat
 
 __all__ = [
+    "FP8_BLOCK",
     "INT4_BLOCK",
     "INT4_GROUP",
+    "MICRO_BLOCK",
+    "MICRO_GROUP",
+    "MICRO_SCALES",
     "PART_ALIGNMENT",
     "RECORD_ALIGNMENT",
     "RecordLayout",
@@ -34,6 +38,14 @@ INT4_GROUP: Final = 64
 """Columns of a row that share one scale."""
 INT4_BLOCK: Final = 128
 """Columns packed together: low nibbles hold one group, high nibbles the next."""
+FP8_BLOCK: Final = 128
+"""Rows, and columns, that share one scale of fp8-e4m3."""
+MICRO_GROUP: Final = 32
+"""Columns of a row that share one scale of mxfp4 and int4-g32."""
+MICRO_BLOCK: Final = 64
+"""Columns of these formats packed together: low nibbles hold one group, high nibbles the next."""
+MICRO_SCALES: Final = 16
+"""A row has scales in multiples of this many, so that kernels load them together."""
 MAX_RECORD_BYTES: Final = 1 << 30
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -55,7 +67,7 @@ class RecordPart:
     """One array inside a record.
 
     Attributes:
-        name: "gate", "up", "down", or one of these with ".scales".
+        name: "gate", "up", "down", or one of these with ".scales" or ".bias".
         dtype: "f32", "bf16" (seen as uint16 by numpy), "f16", "i8" or "u8".
         shape: of the array, row-major; rows are outputs.
         offset: bytes from the start of the record, a multiple of 64.
@@ -85,16 +97,20 @@ class RecordLayout:
         format: name of the expert format, see `ExpertFormat`.
         parts: in rising order of offset, not overlapping.
         record_bytes: length of the record with its padding, a multiple of 4096.
+        activation: name of what the expert does between its matrices, see `Activation`.
 
     Raises:
-        StoreDamaged: the parts are unknown, misplaced or overlap.
+        StoreDamaged: the parts are unknown, misplaced or overlap, or the activation is unknown.
     """
 
     format: str
     parts: tuple[RecordPart, ...]
     record_bytes: int
+    activation: str = Activation.SILU.value
 
     def __post_init__(self) -> None:
+        if self.activation not in tuple(Activation):
+            raise StoreDamaged(f"record layout: the activation {self.activation[:40]!r} is unknown")
         if not 0 < self.record_bytes <= MAX_RECORD_BYTES or self.record_bytes % RECORD_ALIGNMENT:
             raise StoreDamaged(
                 f"record layout: {self.record_bytes} bytes is not a multiple of {RECORD_ALIGNMENT} "
@@ -123,6 +139,11 @@ class RecordLayout:
         gate, down = self.part("gate"), self.part("down")
         hidden, intermediate = down.shape[0], gate.shape[0]
         return 3 * hidden * intermediate
+
+    @property
+    def biases(self) -> bool:
+        """True if records have biases of gate, up and down."""
+        return any(part.name == "gate.bias" for part in self.parts)
 
     @property
     def bytes_per_weight(self) -> float:
@@ -172,6 +193,17 @@ def matrix_parts(name: str, expert_format: ExpertFormat, rows: int, cols: int) -
                 RecordPart(name, "u8", (rows, blocks * INT4_BLOCK // 2), 0),
                 RecordPart(f"{name}.scales", "f16", (rows, blocks * (INT4_BLOCK // INT4_GROUP)), 0),
             ]
+        case ExpertFormat.FP8:
+            blocks = tuple(round_up(size, FP8_BLOCK) // FP8_BLOCK for size in (rows, cols))
+            return [RecordPart(name, "u8", (rows, cols), 0), RecordPart(f"{name}.scales", "f32", blocks, 0)]
+        case ExpertFormat.MXFP4 | ExpertFormat.INT4_G32:
+            scales = round_up(round_up(cols, MICRO_GROUP) // MICRO_GROUP, MICRO_SCALES)
+            return [
+                RecordPart(name, "u8", (rows, round_up(cols, MICRO_BLOCK) // 2), 0),
+                RecordPart(
+                    f"{name}.scales", "u8" if expert_format is ExpertFormat.MXFP4 else "bf16", (rows, scales), 0
+                ),
+            ]
 
 
 def expert_layout(
@@ -180,20 +212,33 @@ def expert_layout(
     intermediate_size: int,
     *,
     record_bytes: int | None = None,
+    activation: Activation | str = Activation.SILU,
+    biases: bool = False,
 ) -> RecordLayout:
-    """The layout of one SwiGLU expert: gate and up are [I, H], down is [H, I], scales follow their matrix.
+    """The layout of one expert: gate and up are [I, H], down is [H, I], scales and bias follow their matrix.
 
     * f32, bf16: the weights as they are.
     * int8: codes -127..127, and a float32 scale per row: weight = code * scale.
     * int4-g64: per 128 columns 64 bytes; byte j holds column j of group 2i in its low nibble and column j of
       group 2i+1 in its high nibble; weight = (code - 8) * scale of its group (float16). Columns beyond the
       matrix have code 8, groups beyond it the scale 0.
+    * fp8-e4m3: a byte per weight (sign, 4 bits of exponent, 3 of mantissa; 0x7f and 0xff are NaN), and a float32
+      scale per 128 x 128 weights, counted from the matrix's own first row; weight = value * scale.
+    * mxfp4: per 64 columns 32 bytes; byte j holds column j of group 2i in its low nibble and column j of group
+      2i+1 in its high nibble (published checkpoints put neighbours together). A nibble is a sign and one of 0,
+      0.5, 1, 1.5, 2, 3, 4, 6; a scale byte b means 2^(b - 127), 255 is NaN. What is beyond the matrix is 0.
+    * int4-g32: packed alike; weight = (nibble - 8) * scale of its group (bfloat16). Columns beyond the matrix
+      have nibble 8, groups beyond it the scale 0.
+
+    Scale rows of the last two are padded to multiples of 16. Biases are float32, one per row of their matrix.
 
     Args:
         expert_format: one of `ExpertFormat`.
         hidden_size: H, 1 or more.
         intermediate_size: I, 1 or more.
         record_bytes: pad the record to this length instead of the smallest possible one.
+        activation: one of `Activation`.
+        biases: records have biases.
 
     Raises:
         UsageError: unknown format, a size below 1, or `record_bytes` that is too short.
@@ -205,15 +250,15 @@ def expert_layout(
         raise UsageError(f"unknown expert format {expert_format!r}", hint=f"Known formats: {known}.") from None
     if hidden_size < 1 or intermediate_size < 1:
         raise UsageError(f"an expert of hidden size {hidden_size} and width {intermediate_size} cannot be")
-    unplaced = [
-        part
-        for name, rows, cols in (
-            ("gate", intermediate_size, hidden_size),
-            ("up", intermediate_size, hidden_size),
-            ("down", hidden_size, intermediate_size),
-        )
-        for part in matrix_parts(name, chosen, rows, cols)
-    ]
+    unplaced: list[RecordPart] = []
+    for name, rows, cols in (
+        ("gate", intermediate_size, hidden_size),
+        ("up", intermediate_size, hidden_size),
+        ("down", hidden_size, intermediate_size),
+    ):
+        unplaced += matrix_parts(name, chosen, rows, cols)
+        if biases:
+            unplaced.append(RecordPart(f"{name}.bias", "f32", (rows,), 0))
     parts: list[RecordPart] = []
     end = 0
     for part in unplaced:
@@ -222,4 +267,5 @@ def expert_layout(
     smallest = round_up(end, RECORD_ALIGNMENT)
     if record_bytes is not None and record_bytes < smallest:
         raise UsageError(f"record_bytes {record_bytes} is below the {smallest} that this expert needs")
-    return RecordLayout(chosen.value, tuple(parts), smallest if record_bytes is None else record_bytes)
+    length = smallest if record_bytes is None else record_bytes
+    return RecordLayout(chosen.value, tuple(parts), length, Activation(activation).value)

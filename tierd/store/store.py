@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DenseTensor", "ExpertStore", "RecordLocation", "check_shard"]
 
-_DENSE_DTYPES: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype("<f4"), "bf16": np.dtype("<u2"), "i8": np.dtype("i1")}
+_DENSE_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "f32": np.dtype("<f4"),
+    "bf16": np.dtype("<u2"),
+    "i8": np.dtype("i1"),
+    "fp8": np.dtype("u1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,9 @@ class DenseTensor:
     """A dense tensor in memory, 64-byte aligned.
 
     Attributes:
-        data: float32, uint16 (the bits of bf16) or int8, in the checkpoint's shape.
-        dtype: "f32", "bf16" or "i8".
-        scales: float32 [rows] for "i8", else None; weight = code * scale of its row.
+        data: float32, uint16 (the bits of bf16), int8 or uint8 (the bits of e4m3), in the checkpoint's shape.
+        dtype: "f32", "bf16", "i8" or "fp8".
+        scales: float32, else None: [rows] for "i8", weight = code * scale of its row; one per 128 x 128 for "fp8".
     """
 
     data: np.ndarray

@@ -14,7 +14,7 @@ import numpy as np
 
 from tierd.errors import UsageError
 from tierd.store.checksums import sha256, xxh3
-from tierd.store.formats import DenseFormat, ExpertFormat
+from tierd.store.formats import Activation, DenseFormat, ExpertFormat
 from tierd.store.geometry import ExpertLayer, Geometry
 from tierd.store.index import new_index
 from tierd.store.manifest import CONFIG_FILE, DenseTensorInfo, Manifest, Shard, StoredFile
@@ -31,9 +31,9 @@ from tierd.store.writing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FILLS", "expected_record", "make_store"]
+__all__ = ["FILLS", "expected_record", "fill_scales", "finite_fp8", "make_store"]
 
 FILLS: Final = ("random", "pattern", "sparse")
 DENSE_SHARD: Final = "dense-00001.safetensors"
@@ -48,7 +48,9 @@ def make_store(
     top_k: int,
     hidden: int = 64,
     intermediate: int = 32,
-    format: ExpertFormat | str = "bf16",  # noqa: A002  the field's word, given by name
+    format: ExpertFormat | str | Sequence[ExpertFormat | str] = "bf16",  # noqa: A002  the field's word, by name
+    activation: Activation | str = Activation.SILU,
+    biases: bool = False,
     seed: int = 0,
     fill: str = "random",
     record_bytes: int | Sequence[int] | None = None,
@@ -65,7 +67,9 @@ def make_store(
         top_k: experts chosen per token.
         hidden: H.
         intermediate: I.
-        format: of the experts.
+        format: of the experts, or one for each layer.
+        activation: of the experts.
+        biases: experts have biases of gate, up and down.
         seed: of the random weights.
         fill: "random" (finite weights of standard deviation H^-0.5), "pattern" or "sparse".
         record_bytes: length of a record, or one for each layer; default: the smallest that fits.
@@ -79,7 +83,13 @@ def make_store(
     root = Path(path)
     if fill not in FILLS:
         raise UsageError(f"unknown fill {fill!r}", hint=f"Known: {', '.join(FILLS)}.")
-    geometry = _geometry(layers, experts, top_k, hidden, intermediate, ExpertFormat(format), record_bytes)
+    formats = [ExpertFormat(name) for name in ([format] if isinstance(format, str) else format)]
+
+    def layout(number: int, size: int | None) -> RecordLayout:
+        wanted = formats[number if len(formats) > 1 else 0]
+        return expert_layout(wanted, hidden, intermediate, record_bytes=size, activation=activation, biases=biases)
+
+    geometry = _geometry(layers, experts, top_k, (hidden, intermediate), layout, record_bytes)
     root.mkdir(parents=True, exist_ok=True)
     if any(root.iterdir()):
         raise UsageError(f"{root} is not empty")
@@ -104,25 +114,26 @@ def make_store(
                     writer.write(record)
             writer.commit()
     infos, shards = _write_dense(root, dense or {})
-    files = []
-    if config is not None:
-        text = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-        write_atomic(root / CONFIG_FILE, text)
-        files.append(StoredFile(name=CONFIG_FILE, bytes=len(text), sha256=sha256(text)))
     seal_store(
         root,
         family="",
         model_type=str((config or {}).get("model_type", "")),
-        expert_format=ExpertFormat(format),
+        expert_format=max(formats, key=formats.count),
         dense_format=DenseFormat.BF16 if all(i.dtype == "bf16" for i in infos) and infos else DenseFormat.F32,
         geometry=geometry,
         shards=[plan.shard for plan in plans],
         index=index,
         dense_shards=shards,
         dense=infos,
-        files=files,
+        files=[] if config is None else [_write_config(root, config)],
     )
     return ExpertStore.open(root)
+
+
+def _write_config(root: Path, config: Mapping[str, Any]) -> StoredFile:
+    text = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+    write_atomic(root / CONFIG_FILE, text)
+    return StoredFile(name=CONFIG_FILE, bytes=len(text), sha256=sha256(text))
 
 
 def expected_record(manifest: Manifest, layer: int, expert: int) -> bytes:
@@ -156,8 +167,7 @@ def _record(geometry: Geometry, flat: int, fill: str, seed: int) -> np.ndarray:
     scale = np.float32(geometry.hidden_size**-0.5)
     for name, view in layout.views(record).items():
         if name.endswith(".scales"):
-            spread = scale / (127 / 3 if view.dtype == np.float32 else 8 / 3)
-            view[...] = spread * generator.uniform(0.5, 1.5, view.shape)
+            fill_scales(view, scale, ExpertFormat(layout.format), generator)
         elif view.dtype == np.float32:
             view[...] = scale * generator.standard_normal(view.shape, dtype=np.float32)
         elif view.dtype == np.uint16:
@@ -167,35 +177,65 @@ def _record(geometry: Geometry, flat: int, fill: str, seed: int) -> np.ndarray:
             view[...] = generator.integers(-127, 128, view.shape, dtype=np.int8)
         else:
             view[...] = generator.integers(0, 256, view.shape, dtype=np.uint8)
+            if layout.format == ExpertFormat.FP8:
+                finite_fp8(view)
     return record
+
+
+_CODE_SPREAD: Final = {
+    ExpertFormat.INT8: 127 / 3,
+    ExpertFormat.INT4_G64: 8 / 3,
+    ExpertFormat.FP8: 64.0,
+    ExpertFormat.MXFP4: 2.0,
+    ExpertFormat.INT4_G32: 8 / 3,
+}
+"""About the standard deviation of what random codes mean."""
+
+
+def fill_scales(
+    view: np.ndarray, spread: np.floating, expert_format: ExpertFormat, generator: np.random.Generator
+) -> None:
+    """Random scales under which random codes are weights of about this standard deviation."""
+    scales = spread / _CODE_SPREAD[expert_format] * generator.uniform(0.5, 1.5, view.shape)
+    bits = scales.astype(np.float32).view(np.uint32)
+    if view.dtype == np.uint8:
+        view[...] = bits >> 23
+    elif view.dtype == np.uint16:
+        view[...] = bits >> 16
+    else:
+        view[...] = scales
+
+
+def finite_fp8(codes: np.ndarray) -> None:
+    """Replaces the two codes of e4m3 that are no number by their neighbours, in place."""
+    codes[(codes & 0x7F) == 0x7F] ^= 1
 
 
 def _geometry(
     layers: int | Sequence[int],
     experts: int | Sequence[int],
     top_k: int,
-    hidden: int,
-    intermediate: int,
-    expert_format: ExpertFormat,
+    sizes: tuple[int, int],
+    layout_of: Callable[[int, int | None], RecordLayout],
     record_bytes: int | Sequence[int] | None,
 ) -> Geometry:
     numbers = list(range(layers)) if isinstance(layers, int) else list(layers)
     counts = [experts] * len(numbers) if isinstance(experts, int) else list(experts)
-    sizes: list[int | None] = (
+    lengths: list[int | None] = (
         [record_bytes] * len(numbers) if record_bytes is None or isinstance(record_bytes, int) else list(record_bytes)
     )
-    if not len(numbers) == len(counts) == len(sizes):
-        raise UsageError(f"{len(numbers)} layers, but {len(counts)} expert counts and {len(sizes)} sizes")
+    if not len(numbers) == len(counts) == len(lengths):
+        raise UsageError(f"{len(numbers)} layers, but {len(counts)} expert counts and {len(lengths)} sizes")
     layouts: list[RecordLayout] = []
     entries: list[ExpertLayer] = []
-    for layer, count, size in zip(numbers, counts, sizes, strict=True):
-        layout = expert_layout(expert_format, hidden, intermediate, record_bytes=size)
+    for number, (layer, count, length) in enumerate(zip(numbers, counts, lengths, strict=True)):
+        layout = layout_of(number, length)
         if layout not in layouts:
             layouts.append(layout)
         entries.append(ExpertLayer(layer=layer, experts=count, layout=layouts.index(layout)))
     return Geometry(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
+        hidden_size=sizes[0],
+        intermediate_size=sizes[1],
         top_k=top_k,
         layers=tuple(entries),
         layouts=tuple(layouts),

@@ -10,7 +10,6 @@ from tierd.errors import DriveError, UsageError
 from tierd.store.checksums import sha256
 from tierd.store.index import encode_index
 from tierd.store.manifest import (
-    FORMAT_VERSION,
     INDEX_FILE,
     MANIFEST_FILE,
     DenseTensorInfo,
@@ -18,6 +17,7 @@ from tierd.store.manifest import (
     Shard,
     StoredFile,
     compute_fingerprint,
+    version_needed,
 )
 from tierd.store.records import RECORD_ALIGNMENT
 from tierd.store.shards import ShardHeader, encode_header
@@ -223,7 +223,7 @@ def seal_store(
     data = encode_index(index)
     write_atomic(path / INDEX_FILE, data)
     unsigned = Manifest(
-        format_version=FORMAT_VERSION,
+        format_version=version_needed(geometry, dense),
         family=family,
         model_type=model_type,
         expert_format=expert_format,
