@@ -22,7 +22,7 @@ __all__ = ["RemoteStore"]
 
 _SECONDS = 120.0
 _CONNECT_SECONDS = 10.0
-_DTYPES = {"f32": "<f4", "bf16": "<u2", "i8": "i1", "fp8": "u1"}
+_DTYPES = {"f32": "<f4", "bf16": "<u2", "i8": "i1", "fp8": "u1", "i64": "<i8", "i32": "<i4", "u8": "u1"}
 
 
 class RemoteStore:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DENSE_ITEM_BYTES", "check_dense", "scales_shape"]
 
-DENSE_ITEM_BYTES = {"f32": 4, "bf16": 2, "i8": 1, "fp8": 1}
+DENSE_ITEM_BYTES = {"f32": 4, "bf16": 2, "i8": 1, "fp8": 1, "i64": 8, "i32": 4, "u8": 1}
 
 
 def check_dense(manifest: Manifest, where: str) -> None:

@@ -46,3 +46,5 @@ class Activation(StrEnum):
     """silu(gate) * up."""
     GPT_OSS = "gpt-oss"
     """g = min(gate, 7), u = up cut to -7..7: (u + 1) * g / (1 + exp(-1.702 g)); modeling_gpt_oss.py of transformers."""
+    MODEL = "model"
+    """What the model's own code says: only `tierd.integrations` runs such experts, which may have no gate."""

@@ -25,6 +25,8 @@ __all__ = [
     "MANIFEST_FILE",
     "DenseDtype",
     "DenseTensorInfo",
+    "Interface",
+    "InterfaceModule",
     "Manifest",
     "Shard",
     "StoredFile",
@@ -39,7 +41,8 @@ FORMAT_VERSION: Final = 2
 
 1: experts of one format among f32, bf16, int8 and int4-g64, with silu; dense tensors in f32, bf16 or i8.
 2: also fp8-e4m3, mxfp4 and int4-g32, formats that differ by layer, biases of experts, `activation` in a record
-layout, dense tensors in fp8.
+layout, dense tensors in fp8; `interface`, experts without a gate and with sizes that differ by layer, tables of whole
+numbers.
 """
 MANIFEST_FILE: Final = "store.json"
 INDEX_FILE: Final = "experts.npy"
@@ -50,7 +53,7 @@ MAX_TEXT_BYTES: Final = 128 << 20
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-DenseDtype = Literal["f32", "bf16", "i8", "fp8"]
+DenseDtype = Literal["f32", "bf16", "i8", "fp8", "i64", "i32", "u8"]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
@@ -79,8 +82,8 @@ class DenseTensorInfo(_Model):
 
     Attributes:
         name: the checkpoint's own tensor name; row scales are called NAME.scales.
-        dtype: "f32", "bf16", "i8" or "fp8".
-        shape: as in the checkpoint.
+        dtype: "f32", "bf16", "i8" or "fp8"; "i64", "i32" or "u8" for tables of whole numbers.
+        shape: as in the checkpoint; empty for a single number.
         shard: index into `Manifest.dense_shards`.
         offset: bytes from the start of that file.
         nbytes: length.
@@ -90,7 +93,7 @@ class DenseTensorInfo(_Model):
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
     dtype: DenseDtype
-    shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
+    shape: Annotated[tuple[Size, ...], Field(max_length=16)]
     shard: Count
     offset: Count
     nbytes: Count
@@ -104,6 +107,36 @@ class StoredFile(_Model):
     name: FileName
     bytes: Annotated[int, Field(ge=0, le=MAX_TEXT_BYTES)]
     sha256: Digest
+
+
+class InterfaceModule(_Model):
+    """A module of a model whose routed experts are a layer of the store.
+
+    Attributes:
+        layer: its number in the store's geometry.
+        path: its name inside the model.
+        has_gate: gate and up projection are joined by the module's own function.
+        has_bias: the projections have biases.
+    """
+
+    layer: Annotated[int, Field(ge=0, le=1 << 16)]
+    path: Annotated[str, Field(min_length=1, max_length=512)]
+    has_gate: bool
+    has_bias: bool
+
+
+class Interface(_Model):
+    """Of stores that only the model's own code can run, through the experts interface of transformers.
+
+    Attributes:
+        architecture: name of the model's class.
+        transformers: version by which the checkpoint was read.
+        modules: with routed experts, in the order of their layers.
+    """
+
+    architecture: Annotated[str, Field(min_length=1, max_length=256)]
+    transformers: Annotated[str, Field(min_length=1, max_length=64)]
+    modules: tuple[InterfaceModule, ...]
 
 
 class Manifest(_Model):
@@ -121,6 +154,7 @@ class Manifest(_Model):
         dense: every dense tensor.
         index: the file `experts.npy`.
         files: small text files copied beside the weights.
+        interface: how the model's own code finds its experts; None for families that are known here.
         fingerprint: see `compute_fingerprint`.
     """
 
@@ -135,6 +169,7 @@ class Manifest(_Model):
     dense: tuple[DenseTensorInfo, ...]
     index: StoredFile
     files: tuple[StoredFile, ...]
+    interface: Interface | None = None
     fingerprint: Digest
 
     @property
@@ -155,6 +190,8 @@ class Manifest(_Model):
     def to_table(self) -> dict[str, Any]:
         """The content of `store.json`, with the fields of its format version."""
         table = self.model_dump(mode="json")
+        if self.interface is None:
+            del table["interface"]
         if self.format_version == 1:
             for layout in table["geometry"]["layouts"]:
                 del layout["activation"]
@@ -212,14 +249,17 @@ def parse_manifest(text: bytes | str, path: str) -> Manifest:
     return manifest
 
 
-def version_needed(geometry: Geometry, dense: Iterable[DenseTensorInfo]) -> Literal[1, 2]:
+def version_needed(
+    geometry: Geometry, dense: Iterable[DenseTensorInfo], interface: Interface | None = None
+) -> Literal[1, 2]:
     """The oldest format version that can express a store, so that older programs can read what they understand."""
     layouts = geometry.layouts
     plain = len({layout.format for layout in layouts}) == 1 and all(
         layout.format in MADE_FORMATS and layout.activation == Activation.SILU and not layout.biases
         for layout in layouts
     )
-    return 1 if plain and all(info.dtype != "fp8" for info in dense) else 2
+    old = all(info.dtype in ("f32", "bf16", "i8") and info.shape for info in dense)
+    return 1 if plain and old and interface is None else 2
 
 
 def _check_layouts(manifest: Manifest) -> None:
@@ -231,14 +271,21 @@ def _check_layouts(manifest: Manifest) -> None:
     for layout in geometry.layouts:
         if layout.format not in tuple(ExpertFormat):
             raise StoreDamaged(f"a record layout has the unknown format {layout.format[:40]!r}")
+        own = manifest.interface is not None
+        if own != (layout.activation == Activation.MODEL):
+            raise StoreDamaged(f"a record layout has the activation {layout.activation}, which does not fit its store")
+        if own and not {"up", "down"} <= {part.name for part in layout.parts}:
+            raise StoreDamaged("a record layout lacks a matrix")
+        hidden, width = layout.sizes if own else (geometry.hidden_size, geometry.intermediate_size)
         expected = expert_layout(
             layout.format,
-            geometry.hidden_size,
-            geometry.intermediate_size,
+            hidden,
+            width,
             activation=layout.activation,
             biases=layout.biases,
+            gated=layout.gated or not own,
         )
         if layout.parts != expected.parts or layout.record_bytes < expected.record_bytes:
             raise StoreDamaged(f"a record layout differs from the one of format {layout.format}")
-    if manifest.format_version < version_needed(geometry, manifest.dense):
+    if manifest.format_version < version_needed(geometry, manifest.dense, manifest.interface):
         raise StoreDamaged(f"what it describes cannot be in format_version {manifest.format_version}")

@@ -135,15 +135,24 @@ class RecordLayout:
 
     @property
     def weights(self) -> int:
-        """Number of weights of one expert: rows x columns of gate, up and down."""
-        gate, down = self.part("gate"), self.part("down")
-        hidden, intermediate = down.shape[0], gate.shape[0]
-        return 3 * hidden * intermediate
+        """Number of weights of one expert: rows x columns of its matrices."""
+        hidden, intermediate = self.sizes
+        return (3 if self.gated else 2) * hidden * intermediate
 
     @property
     def biases(self) -> bool:
         """True if records have biases of gate, up and down."""
-        return any(part.name == "gate.bias" for part in self.parts)
+        return any(part.name == "up.bias" for part in self.parts)
+
+    @property
+    def gated(self) -> bool:
+        """True if records have a gate, which all native experts do."""
+        return any(part.name == "gate" for part in self.parts)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """H and I of the expert."""
+        return self.part("down").shape[0], self.part("up").shape[0]
 
     @property
     def bytes_per_weight(self) -> float:
@@ -214,6 +223,7 @@ def expert_layout(
     record_bytes: int | None = None,
     activation: Activation | str = Activation.SILU,
     biases: bool = False,
+    gated: bool = True,
 ) -> RecordLayout:
     """The layout of one expert: gate and up are [I, H], down is [H, I], scales and bias follow their matrix.
 
@@ -239,6 +249,7 @@ def expert_layout(
         record_bytes: pad the record to this length instead of the smallest possible one.
         activation: one of `Activation`.
         biases: records have biases.
+        gated: records have a gate; without one, up and down only.
 
     Raises:
         UsageError: unknown format, a size below 1, or `record_bytes` that is too short.
@@ -252,7 +263,7 @@ def expert_layout(
         raise UsageError(f"an expert of hidden size {hidden_size} and width {intermediate_size} cannot be")
     unplaced: list[RecordPart] = []
     for name, rows, cols in (
-        ("gate", intermediate_size, hidden_size),
+        *((("gate", intermediate_size, hidden_size),) if gated else ()),
         ("up", intermediate_size, hidden_size),
         ("down", hidden_size, intermediate_size),
     ):

@@ -29,6 +29,9 @@ _DENSE_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "bf16": np.dtype("<u2"),
     "i8": np.dtype("i1"),
     "fp8": np.dtype("u1"),
+    "i64": np.dtype("<i8"),
+    "i32": np.dtype("<i4"),
+    "u8": np.dtype("u1"),
 }
 
 
@@ -53,8 +56,9 @@ class DenseTensor:
     """A dense tensor in memory, 64-byte aligned.
 
     Attributes:
-        data: float32, uint16 (the bits of bf16), int8 or uint8 (the bits of e4m3), in the checkpoint's shape.
-        dtype: "f32", "bf16", "i8" or "fp8".
+        data: float32, uint16 (the bits of bf16), int8 or uint8 (the bits of e4m3), in the checkpoint's shape; tables
+            of whole numbers as they are.
+        dtype: "f32", "bf16", "i8" or "fp8"; "i64", "i32" or "u8" for tables of whole numbers.
         scales: float32, else None: [rows] for "i8", weight = code * scale of its row; one per 128 x 128 for "fp8".
     """
 

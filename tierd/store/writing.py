@@ -13,6 +13,7 @@ from tierd.store.manifest import (
     INDEX_FILE,
     MANIFEST_FILE,
     DenseTensorInfo,
+    Interface,
     Manifest,
     Shard,
     StoredFile,
@@ -218,12 +219,13 @@ def seal_store(
     dense_shards: Sequence[Shard] = (),
     dense: Sequence[DenseTensorInfo] = (),
     files: Sequence[StoredFile] = (),
+    interface: Interface | None = None,
 ) -> Manifest:
     """Writes the index and then `store.json`, after which the directory is a store."""
     data = encode_index(index)
     write_atomic(path / INDEX_FILE, data)
     unsigned = Manifest(
-        format_version=version_needed(geometry, dense),
+        format_version=version_needed(geometry, dense, interface),
         family=family,
         model_type=model_type,
         expert_format=expert_format,
@@ -234,6 +236,7 @@ def seal_store(
         dense=tuple(dense),
         index=StoredFile(name=INDEX_FILE, bytes=len(data), sha256=sha256(data)),
         files=tuple(files),
+        interface=interface,
         fingerprint="0" * 64,
     )
     manifest = unsigned.model_copy(update={"fingerprint": compute_fingerprint(unsigned)})
