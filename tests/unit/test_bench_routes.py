@@ -10,7 +10,7 @@ import pytest
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.random_model import RandomModel
-from compute_node.bench.routes import RECORDED, RouteModel, lru_hit_rates, reuse_depths
+from tierd.policy.drawn_routes import RECORDED, RouteModel, lru_hit_rates, reuse_depths
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.in_process import InProcess
 from tierd.client.source import Phase
