@@ -142,7 +142,7 @@ class Readers:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("stress") / "store"
-    return make_store(path, layers=LAYERS, experts=EXPERTS, top_k=4, fill="pattern", record_bytes=128 << 10)
+    return make_store(path, layers=LAYERS, experts=EXPERTS, top_k=4, fill="pattern", record_bytes=256 << 10)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def disturb_once(daemon, rng, stopped):
                 raw.send(release=pb.Release(acquire_id=acquire))
             raw.answers(len(wanted))
     except grpc.RpcError as error:
-        # A write that meets the end of the stream is refused in gRPC's own words.
+        # A write that meets the end of the stream: grpcio replaces the daemon's reason by its own words.
         if not any(words in error.details() for words in ("attach again", "Internal error from Core")):
             raise
     finally:
@@ -190,6 +190,9 @@ def disturb_once(daemon, rng, stopped):
 def resize(daemon, rng, stopped, failures):
     """Give the daemon less memory, and more, and in the end what it had."""
     try:
+        # Half of it is ten slots of 256 KiB, so at least one extent of 2 MiB, however many spare slots there are.
+        set_slots(daemon, SLOTS // 2)
+        eventually(lambda: daemon.stats()["arena"]["punched"] > 0, 20)
         while not stopped.wait(rng.uniform(0.05, 0.4)):
             set_slots(daemon, rng.randrange(8, SLOTS + 1))
         set_slots(daemon, SLOTS)

@@ -64,7 +64,7 @@ class FileDevice:
         shard_paths: the shard files; their position is the shard number of a `RecordRead`. None for a shard that this
             drive does not hold.
         loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`.
-        threads: reads at a time.
+        threads: reads at a time. One more thread checks a record while all of them read.
         direct: False reads through the page cache on purpose.
         close_timeout: seconds that `close` waits for reads that a drive does not answer.
         wrapper: stands around every transfer, below the checksum.
@@ -117,9 +117,13 @@ class FileDevice:
             )
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One for each read at a time. Who has one takes a job, and gives it back before checking what was read."""
+        for _ in range(threads):
+            self._permits.put(None)
         self._by_slot: dict[int, _Job] = {}
         self._threads = [
-            threading.Thread(target=self._work, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads)
+            threading.Thread(target=self._work, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads + 1)
         ]
         for thread in self._threads:
             thread.start()
@@ -174,23 +178,35 @@ class FileDevice:
                 file.close()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            self._permits.get()
+            job = self._jobs.get()
+            if job is None:
+                self._permits.put(None)
+                return
             if not job.claim():
+                self._permits.put(None)
                 continue
             started = time.perf_counter()
-            error: DriveError | None
-            if self._closing.is_set():
-                error = self._refusal(job.read, "the drive is closing", errno.ECANCELED)
-            else:
+            error: DriveError | None = None
+            try:
                 try:
-                    error = self._read(job)
-                except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
-                    error = self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
+                    error = self._move(job)
+                finally:
+                    # The drive reads the next record while this one is checked.
+                    self._permits.put(None)
+                if error is None:
+                    error = self._check(job)
+            except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
+                error = self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
             self._finish(job, error, started - job.submitted, time.perf_counter() - started)
             del job
 
-    def _read(self, job: _Job) -> DriveError | None:
+    def _move(self, job: _Job) -> DriveError | None:
+        """The system call: the record's bytes into its slot."""
         read, into = job.read, job.into
+        if self._closing.is_set():
+            return self._refusal(read, "the drive is closing", errno.ECANCELED)
         file = self._file(read)
         if file is None:
             return self._refusal(read, f"there is no shard {read.shard}", errno.EINVAL)
@@ -210,17 +226,24 @@ class FileDevice:
         except DriveError as error:
             error.message = f"{self._subject(read)}: {error.message}"
             return error
-        found = xxhash.xxh3_64_intdigest(into)
-        if found != read.xxh3:
-            return ChecksumMismatch(
-                f"{self._subject(read)}: wrong checksum in {file.path} at offset {read.offset}, length {read.nbytes}: "
-                f"found {found:016x}, converted {read.xxh3:016x}",
-                path=str(file.path),
-                offset=read.offset,
-                length=read.nbytes,
-                hint="The file changed or the drive returns wrong bytes; run `tierd doctor`.",
-            )
         return None
+
+    def _check(self, job: _Job) -> DriveError | None:
+        """Whether the bytes are the converted ones."""
+        read = job.read
+        found = xxhash.xxh3_64_intdigest(job.into)
+        if found == read.xxh3:
+            return None
+        file = self._file(read)
+        path = "" if file is None else str(file.path)
+        return ChecksumMismatch(
+            f"{self._subject(read)}: wrong checksum in {path} at offset {read.offset}, length {read.nbytes}: "
+            f"found {found:016x}, converted {read.xxh3:016x}",
+            path=path,
+            offset=read.offset,
+            length=read.nbytes,
+            hint="The file changed or the drive returns wrong bytes; run `tierd doctor`.",
+        )
 
     def _finish(self, job: _Job, error: DriveError | None, queued: float, reading: float) -> None:
         """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""

@@ -36,7 +36,8 @@ _PATIENCE: Final = 1.0
 """Seconds for reads in flight at the end; a drive that needs longer is served without figures."""
 _GOOD_ENOUGH: Final = 0.95
 _MIN_DEPTH: Final = 2
-"""While one record is being checked the drive should read another."""
+_MIN_IN_FLIGHT_BYTES: Final = 8 << 20
+"""A drive that is fast with one small record at a time still waits for us between two of them, unless more are begun."""
 _MAX_READ_BYTES: Final = 4 << 20
 _MIN_FILE_BYTES: Final = 8 << 20
 """Below this, starting the threads takes longer than the reads."""
@@ -88,7 +89,7 @@ def probe_drive(
     found = {depth: bandwidth for depth, bandwidth in found.items() if depth <= most}
     best = max(found.values())
     depth = next(depth for depth, bandwidth in found.items() if bandwidth >= _GOOD_ENOUGH * best)
-    depth = max(depth, _MIN_DEPTH)
+    depth = max(depth, _MIN_DEPTH, min(_DEPTHS[-1], _MIN_IN_FLIGHT_BYTES // record_bytes))
     bandwidth = found.get(depth, best)
     return DriveProbe(bandwidth, depth, f"direct reads of {nbytes} bytes, {depth} at a time")
 
