@@ -63,6 +63,7 @@ def make_model(source: ExpertSource, settings: NodeSettings, *, engine: str, ser
         device=settings.device,
         vram=settings.vram,
         context=settings.context,
+        sequences=settings.max_running if serving else 1,
         threads=settings.threads,
         prefetch=settings.prefetch == "on",
     )

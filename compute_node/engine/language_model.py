@@ -1,4 +1,4 @@
-"""What `Generator` and the commands need of a model, whoever computes it."""
+"""What `Generator`, the serving engine and the commands need of a model, whoever computes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tierd.client.source import ExpertSource, Phase
 
-__all__ = ["LanguageModel", "ModelFacts", "SequencePlaces"]
+__all__ = ["LanguageModel", "ModelFacts", "PlaceCounts", "SequencePlaces", "StepTimesView"]
 
 
 class ModelFacts(Protocol):
@@ -46,8 +46,41 @@ class ModelFacts(Protocol):
         """The embedding is the LM head as well."""
 
 
+class PlaceCounts(Protocol):
+    """How much room there is, in pages of 64 tokens."""
+
+    @property
+    def pages(self) -> int:
+        """Of all sequences."""
+
+    @property
+    def available(self) -> int:
+        """That no sequence holds."""
+
+    @property
+    def kept(self) -> int:
+        """Of these, those that keep a prefix."""
+
+
 class SequencePlaces(Protocol):
     """Where sequences are kept; what a sequence is, is the model's own affair, but it has `tokens`."""
+
+    @property
+    def sequences(self) -> int:
+        """How many can be open at once."""
+
+    @property
+    def pool(self) -> PlaceCounts:
+        """How much room there is."""
+
+    def begin(self, tokens: Listing[int], *, reuse: bool = True) -> Any | None:
+        """A sequence with room for these tokens, some of which it may have already; None if there is no room now."""
+
+    def reserve(self, sequence: Any, count: int) -> bool:
+        """Room for so many more tokens; False, and no change, if there is too little."""
+
+    def advance(self, sequence: Any, tokens: Listing[int]) -> None:
+        """These tokens of the sequence have been computed: a step succeeded."""
 
     def take(self) -> Any:
         """A place for a new sequence."""
@@ -113,6 +146,19 @@ class LanguageModel(Protocol):
         observe: Callable[[int, NDArray[np.int32], NDArray[np.float32]], None] | None = None,
     ) -> NDArray[np.float32] | None:
         """Logits of tokens that continue a sequence; None if that was cancelled."""
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        sequences: Listing[Any],
+        *,
+        phase: Phase,
+        logits_of: Listing[int],
+        cancelled: Callable[[], bool] | None = None,
+        unwanted: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.float32] | None:
+        """One step over rows of several sequences; see `compute_node.engine.model.Model.forward`."""
 
     def close(self) -> None:
         """Gives back what it holds but the source."""

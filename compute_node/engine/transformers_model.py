@@ -28,6 +28,8 @@ __all__ = ["TransformersConfig", "TransformersModel", "TransformersOptions"]
 
 _ROWS: Final = 512
 """Most tokens of one step."""
+_PAGE: Final = 64
+"""Tokens of a page, in which room is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class TransformersOptions:
         device: that computes: `cpu`, `cuda`, `cuda:1`.
         vram: most bytes of experts kept on the device; None keeps none.
         context: most tokens of a sequence; None: what the checkpoint was made for, at most `DEFAULT_CONTEXT`.
+        sequences: how many can be open at once.
         threads: of torch; None: torch's own choice.
         prefetch: tell the daemon which experts the next layer will probably want.
     """
@@ -45,6 +48,7 @@ class TransformersOptions:
     device: str = "cpu"
     vram: str | None = None
     context: int | None = None
+    sequences: int = 1
     threads: int | None = None
     prefetch: bool = False
 
@@ -81,31 +85,92 @@ class TorchSequence:
         """The cache cannot be trusted any more; its tokens will be computed again."""
         self.past, self.computed = None, 0
 
+    def cut(self, length: int) -> bool:
+        """Makes the cache cover these first tokens at most; False if it had to be given up for that."""
+        if self.computed <= length:
+            return True
+        layers = getattr(self.past, "layers", None)
+        if not length or not layers or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
+            # It keeps more than keys and values of each token: windows, or states that cannot go back.
+            self.forget()
+            return False
+        self.past.crop(length)
+        self.computed = length
+        return True
+
+
+@dataclass(slots=True)
+class TorchPlaces:
+    """How much room there is: each sequence has a place for a whole context, so pages are never short."""
+
+    places: int
+    context: int
+    open: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Of all sequences."""
+        return self.places * -(-self.context // _PAGE)
+
+    @property
+    def available(self) -> int:
+        """That no sequence holds."""
+        return (self.places - self.open) * -(-self.context // _PAGE)
+
+    @property
+    def kept(self) -> int:
+        """None of the free ones keeps a prefix."""
+        return 0
+
 
 class TorchSequences:
-    """Places of sequences: each has a cache of its own, made by the model's code."""
+    """Places of sequences: each has a cache of its own, made by the model's code.
+
+    Args:
+        sequences: how many may be open at once.
+        context: most tokens of each.
+    """
+
+    def __init__(self, sequences: int, context: int) -> None:
+        self.sequences = sequences
+        self.pool = TorchPlaces(sequences, context)
 
     def take(self) -> TorchSequence:
-        """A new, empty sequence."""
+        """A new, empty sequence; LimitExceeded if all are taken."""
+        if self.pool.open >= self.sequences:
+            raise LimitExceeded("all sequences of the KV cache are in use")
+        self.pool.open += 1
         return TorchSequence()
+
+    def begin(self, tokens: Listing[int], *, reuse: bool = True) -> TorchSequence | None:
+        """A new sequence; None if all are taken. No prefix is taken over from others."""
+        del tokens, reuse
+        return self.take() if self.pool.open < self.sequences else None
+
+    def reserve(self, sequence: TorchSequence, count: int) -> bool:
+        """There is always room for a whole context."""
+        del sequence, count
+        return True
+
+    def advance(self, sequence: TorchSequence, tokens: Listing[int]) -> None:
+        """These tokens of the sequence have been computed: a step succeeded."""
+        sequence.tokens.extend(tokens)
 
     def give_back(self, sequence: TorchSequence) -> None:
         """Frees the memory of a sequence."""
         sequence.tokens.clear()
         sequence.forget()
+        self.pool.open -= 1
 
     def keep_prefix(self, sequence: TorchSequence, tokens: Listing[int]) -> int:
-        """Forget all but what is common; a cache that cannot be cut is given up, since it holds more than that."""
+        """Forgets all but what is common; a cache that cannot be cut is given up, if it holds more than that."""
         common = 0
         for own, other in zip(sequence.tokens, tokens, strict=False):
             if own != other:
                 break
             common += 1
-        if common < sequence.computed:
-            if not _crop(sequence.past, common):
-                sequence.forget()
-                common = 0
-            sequence.computed = min(sequence.computed, common)
+        if not sequence.cut(common):
+            common = 0
         del sequence.tokens[common:]
         return common
 
@@ -154,7 +219,7 @@ class TransformersModel:
         self.rows = min(_ROWS, context)
         self.numerics = f"torch {str(dtype).removeprefix('torch.')}"
         self.times = StepTimes()
-        self.cache = TorchSequences()
+        self.cache = TorchSequences(options.sequences, context)
         self._runtime = self.model.tierd.runtime
         self._cuts_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
@@ -184,66 +249,101 @@ class TransformersModel:
     ) -> NDArray[np.float32] | None:
         """Computes `tokens` as the continuation of a sequence, in one step; see `Model.extend`.
 
-        A step that is cancelled or fails leaves the sequence's tokens as they were; they are computed again with the
-        next step.
+        A step that is cancelled or fails leaves the sequence's tokens as they were; if its cache did not survive
+        that, they are computed again with the next step.
 
         Raises:
             LimitExceeded: a token id outside the vocabulary, too many tokens, or a full context.
             UsageError: routes are wanted (`observe`), which are the model's own affair here.
             TierdError: of the expert source.
         """
-        del phase  # seen from the number of tokens
         if observe is not None:
             raise UsageError("routes are not recorded with --engine transformers", hint="Leave --trace out.")
-        self._check(sequence, tokens)
+        if not 0 < len(tokens) <= self.rows:
+            raise LimitExceeded(f"a step of {len(tokens)} tokens is outside 1 to {self.rows}")
+        start = len(sequence.tokens)
+        if start + len(tokens) > self.context:
+            raise LimitExceeded(f"{start + len(tokens)} tokens do not fit the context of {self.context}")
+        logits = self.forward(
+            np.array(tokens, np.int64),
+            np.arange(start, start + len(tokens)),
+            [sequence] * len(tokens),
+            phase=phase,
+            logits_of=[place % len(tokens) for place in logits_of],
+            cancelled=cancelled,
+        )
+        if logits is not None:
+            sequence.tokens += tokens
+        return logits
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        sequences: Listing[TorchSequence],
+        *,
+        phase: Phase,
+        logits_of: Listing[int],
+        cancelled: Callable[[], bool] | None = None,
+        unwanted: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.float32] | None:
+        """One step over rows of several sequences, one sequence after the other; see `Model.forward`."""
+        del positions, phase  # both are seen from the sequences
+        if not (int(tokens.min()) >= 0 and int(tokens.max()) < self.config.vocab_size):
+            raise LimitExceeded(f"a token id is outside the vocabulary of {self.config.vocab_size} tokens")
         begun, waited = time.perf_counter(), self.source.stats.wait_seconds
+        # Some models give no logits for the end of a padded vocabulary: such tokens are never chosen.
+        logits = np.full((len(logits_of), self.config.vocab_size), -np.inf, np.float32)
         try:
-            logits = self._forward(sequence, tokens, [place % len(tokens) for place in logits_of], cancelled)
+            for first, end in _runs(sequences):
+                if cancelled is not None and cancelled():
+                    return None
+                wanted = [(row, place - first) for row, place in enumerate(logits_of) if first <= place < end]
+                if unwanted is not None and unwanted[first:end].all():
+                    continue
+                found = self._compute(sequences[first], tokens[first:end].tolist(), [at for _, at in wanted], cancelled)
+                logits[[row for row, _ in wanted], : found.shape[1]] = found
         except StepCancelled:
-            sequence.forget()
             return None
-        except BaseException:
-            sequence.forget()
-            raise
         finally:
             self._runtime.cancelled = None
             self.times.steps += 1
             self.times.seconds += time.perf_counter() - begun
             self.times.wait_seconds += self.source.stats.wait_seconds - waited
-        sequence.tokens += tokens
-        sequence.computed = len(sequence.tokens)
         return logits
 
-    def _check(self, sequence: TorchSequence, tokens: list[int]) -> None:
-        if not 0 < len(tokens) <= self.rows:
-            raise LimitExceeded(f"a step of {len(tokens)} tokens is outside 1 to {self.rows}")
-        if len(sequence.tokens) + len(tokens) > self.context:
-            raise LimitExceeded(f"{len(sequence.tokens) + len(tokens)} tokens do not fit the context of {self.context}")
-        for token in tokens:
-            if not 0 <= token < self.config.vocab_size:
-                raise LimitExceeded(f"token id {token} is outside the vocabulary of {self.config.vocab_size} tokens")
-
-    def _forward(
+    def _compute(
         self, sequence: TorchSequence, tokens: list[int], places: list[int], cancelled: Callable[[], bool] | None
-    ) -> NDArray[np.float32] | None:
-        if cancelled is not None and cancelled():
-            return None
+    ) -> NDArray[np.float32]:
+        """Logits of those places of `tokens`, which continue the sequence; afterwards its cache covers them, too."""
+        sequence.cut(len(sequence.tokens))
         fresh = sequence.tokens[sequence.computed :] + tokens
         options: dict[str, Any] = {"use_cache": True}
         if sequence.past is not None:
             options["past_key_values"] = sequence.past
-        last = places in ([], [len(tokens) - 1])
-        if last and self._cuts_logits:
+        if self._cuts_logits and places in ([], [len(tokens) - 1]):
             options["logits_to_keep"] = 1
         self._runtime.cancelled = cancelled
-        with torch.inference_mode():
-            ids = torch.tensor([fresh], dtype=torch.long, device=self.model.device)
-            answer = self.model(input_ids=ids, **options)
+        try:
+            with torch.inference_mode():
+                ids = torch.tensor([fresh], dtype=torch.long, device=self.model.device)
+                answer = self.model(input_ids=ids, **options)
+        except BaseException:
+            sequence.forget()
+            raise
         past = getattr(answer, "past_key_values", None)
         sequence.past = past if past is not None else getattr(answer, "cache", None)
-        behind = len(fresh) - answer.logits.shape[1]
-        rows = [len(fresh) - len(tokens) + place - behind for place in places]
-        return answer.logits[0, rows].float().cpu().numpy()  # type: ignore[no-any-return]
+        sequence.computed = 0 if sequence.past is None else len(sequence.tokens) + len(tokens)
+        missing = len(fresh) - answer.logits.shape[1]
+        rows = [len(fresh) - len(tokens) + place - missing for place in places]
+        found: NDArray[np.float32] = answer.logits[0, rows, : self.config.vocab_size].float().cpu().numpy()
+        return found
+
+
+def _runs(sequences: Listing[TorchSequence]) -> list[tuple[int, int]]:
+    """First and end of the rows of each sequence."""
+    starts = [at for at in range(len(sequences)) if at == 0 or sequences[at] is not sequences[at - 1]]
+    return list(zip(starts, [*starts[1:], len(sequences)], strict=True))
 
 
 def _device(name: str) -> torch.device:
@@ -271,12 +371,3 @@ def _config(model: Any, source: ExpertSource) -> TransformersConfig:
         tied_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         max_positions=int(getattr(text, "max_position_embeddings", None) or 1 << 24),
     )
-
-
-def _crop(past: Any, length: int) -> bool:
-    """Cuts a cache to its first tokens; False where it keeps more than keys and values of each token."""
-    layers = getattr(past, "layers", None)
-    if not layers or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
-        return False
-    past.crop(length)
-    return True

@@ -1,0 +1,172 @@
+"""`--engine transformers`: the authors' own code behind the node's commands, sampler and serving engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.oracle
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+
+from compute_node.engine.generate import Finished, GenerationParams, Generator  # noqa: E402
+from compute_node.engine.transformers_model import TransformersModel, TransformersOptions  # noqa: E402
+from compute_node.serving.engine import Engine  # noqa: E402
+from compute_node.serving.requests import Done, FinishReason, Request, Token  # noqa: E402
+from tierd.checkpoint.convert import Conversion, convert  # noqa: E402
+from tierd.client.in_process import InProcess  # noqa: E402
+from tierd.client.source import Phase  # noqa: E402
+from tierd.integrations.transformers.conversion import plan_by_transformers  # noqa: E402
+from tierd.store.store import ExpertStore  # noqa: E402
+
+MODELS = json.loads((Path(__file__).parents[1] / "oracles" / "tiny_transformers.json").read_text(encoding="utf-8"))
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+PROMPT = [72, 101, 108, 108, 111, 32, 116, 104, 101, 114, 101]
+
+
+def make(name, root):
+    """A tiny checkpoint with a tokenizer of single bytes and a chat template, and the store of it."""
+    config = getattr(transformers, f"{MODELS[name]['prefix']}Config")(**MODELS[name]["config"])
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{MODELS[name]['prefix']}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, value in sorted(model.named_parameters()):
+            if value.ndim >= 2:
+                value.copy_(torch.randn(value.shape, generator=generator) * value.shape[-1] ** -0.5)
+    model.save_pretrained(root / "checkpoint")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(root / "checkpoint" / "tokenizer.json"))
+    (root / "checkpoint" / "chat_template.jinja").write_text(TEMPLATE)
+    (root / "checkpoint" / "tokenizer_config.json").write_text("{}")
+    Conversion.prepare(root / "checkpoint", root / "store", experts="f32", planner=plan_by_transformers).run()
+    return root, model
+
+
+@pytest.fixture(scope="module")
+def deepseek_v4(tmp_path_factory):
+    return make("deepseek_v4", tmp_path_factory.mktemp("deepseek_v4"))
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    return make("gpt_oss", tmp_path_factory.mktemp("gpt_oss"))
+
+
+@pytest.fixture
+def opened(gpt_oss):
+    source = InProcess(ExpertStore.open(gpt_oss[0] / "store"))
+    return TransformersModel(source, TransformersOptions(sequences=3, context=64))
+
+
+def greedy(model, prompt, count):
+    ids = torch.tensor([prompt])
+    answer = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return answer[0, len(prompt) :].tolist()
+
+
+def node(*arguments, **options):
+    command = [sys.executable, "-m", "compute_node", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, **options)
+
+
+def test_generate_takes_the_engine_that_the_store_needs_and_says_so(deepseek_v4):
+    root, model = deepseek_v4
+    text = "Hello there"
+    done = node("generate", root / "store", "-p", text, "--max-tokens", 8, "--arena", "50%", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "the engine is transformers" in done.stderr
+    found = json.loads(done.stdout)
+    prompt = Tokenizer.from_file(str(root / "checkpoint" / "tokenizer.json")).encode(text).ids
+    assert found["token_ids"] == greedy(model, prompt, 8)
+    assert found["hits"] + found["misses"] + found["joined"] == found["unique_experts"]
+    assert found["misses"] > 0
+
+
+def test_chat_holds_a_conversation(deepseek_v4):
+    root, _ = deepseek_v4
+    done = node("chat", root / "store", "--max-tokens", 4, "--in-process", input="Hello\nand again\n/stats\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") >= 2
+    assert "DeepseekV4ForCausalLM has no native program" in done.stderr or "engine is transformers" in done.stderr
+
+
+def test_a_store_with_a_native_program_runs_in_both_engines(tmp_path, request):
+    folder = request.config.rootpath / "tests" / "oracles" / "olmoe"
+    convert(folder, tmp_path / "store", experts="f32", dense="f32")
+    source = InProcess(ExpertStore.open(tmp_path / "store"))
+    generator = Generator(TransformersModel(source, TransformersOptions()), None)
+    with np.load(folder / "ref.npz") as reference:
+        events = list(generator.generate(reference["input_ids"][0].tolist(), GenerationParams(max_tokens=16)))
+        assert isinstance(events[-1], Finished)
+        assert list(events[-1].token_ids) == reference["greedy"].tolist()
+
+
+def test_a_cancelled_step_leaves_the_text_as_it_was(gpt_oss, opened):
+    sequence, asked = opened.cache.take(), []
+    opened.extend(sequence, PROMPT, phase=Phase.PREFILL)
+    given_up = opened.extend(sequence, [5], phase=Phase.DECODE, cancelled=lambda: asked.append(1) or len(asked) > 2)
+    assert given_up is None
+    assert sequence.tokens == PROMPT
+    logits = opened.extend(sequence, [5], phase=Phase.DECODE)
+    with torch.no_grad():
+        expected = gpt_oss[1](input_ids=torch.tensor([[*PROMPT, 5]])).logits[0, -1].numpy()
+    np.testing.assert_allclose(logits[0], expected, atol=1e-5)
+
+
+def test_a_prefix_in_common_is_not_computed_again_where_the_cache_can_be_cut(gpt_oss, opened):
+    sequence = opened.cache.take()
+    opened.extend(sequence, PROMPT, phase=Phase.PREFILL)
+    assert opened.cache.keep_prefix(sequence, [*PROMPT[:6], 9, 9]) in (0, 6)
+    logits = opened.extend(sequence, [*PROMPT[len(sequence.tokens) : 6], 9, 9], phase=Phase.PREFILL)
+    with torch.no_grad():
+        expected = gpt_oss[1](input_ids=torch.tensor([[*PROMPT[:6], 9, 9]])).logits[0, -1].numpy()
+    np.testing.assert_allclose(logits[0], expected, atol=1e-5)
+
+
+def test_requests_served_together_get_the_tokens_that_each_gets_alone(gpt_oss, opened):
+    prompts = [PROMPT, PROMPT[:4], list(range(40, 60))]
+    engine, answers, over = Engine(opened, None, max_running=3), {}, threading.Barrier(4)
+    done: dict[int, Done] = {}
+
+    def sink_of(number):
+        def sink(events):
+            answers.setdefault(number, []).extend(event.token for event in events if isinstance(event, Token))
+            for event in events:
+                if isinstance(event, Done):
+                    done[number] = event
+                    threading.Thread(target=over.wait, args=(60,)).start()
+
+        return sink
+
+    for number, prompt in enumerate(prompts):
+        engine.submit(Request(prompt=tuple(prompt), params=GenerationParams(max_tokens=6)), sink_of(number))
+    over.wait(60)
+    engine.close()
+    assert {event.reason for event in done.values()} == {FinishReason.LENGTH}
+    assert [answers[number] for number in range(3)] == [greedy(gpt_oss[1], prompt, 6) for prompt in prompts]
+    assert opened.cache.pool.available == opened.cache.pool.pages
+
+
+def test_context_and_vocabulary_bound_what_is_computed(opened):
+    sequence = opened.cache.take()
+    with pytest.raises(Exception, match="outside the vocabulary"):
+        opened.extend(sequence, [99999], phase=Phase.DECODE)
+    with pytest.raises(Exception, match="do not fit the context"):
+        opened.extend(sequence, [1] * 64, phase=Phase.PREFILL) is not None and opened.extend(
+            sequence, [1], phase=Phase.DECODE
+        )
