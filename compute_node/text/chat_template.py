@@ -8,16 +8,15 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from compute_node.text.bounded_jinja import MAX_TEXT, BoundedEnvironment
 from tierd.client.source import StoreView
 from tierd.errors import UsageError
 
 __all__ = ["ChatTemplate"]
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MAX_RENDERED = 16 << 20
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL})
 
 
 class ChatTemplate:
@@ -28,6 +27,9 @@ class ChatTemplate:
         special_tokens: texts of `bos_token`, `eos_token` and so on, as templates name them.
         now: clock for templates that print the date.
 
+    Attributes:
+        source: as given.
+
     Raises:
         UsageError: the template does not compile.
     """
@@ -36,7 +38,8 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] | None = None
     ) -> None:
         clock = now or (lambda: datetime.now().astimezone())
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        self.source = source
+        self._environment = environment = BoundedEnvironment()
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: clock().strftime(form)
@@ -71,31 +74,49 @@ class ChatTemplate:
         special = {name: text for name in _SPECIAL if (text := _token_text(config.get(name))) is not None}
         return cls(source, special)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt for a conversation.
 
         Args:
             messages: `{"role": …, "content": …}` each, oldest first.
             add_generation_prompt: end with what begins the assistant's answer.
+            tools: functions that may be called, in OpenAI's form; None: there are none.
+            extra: further variables that this template knows, such as `enable_thinking`.
 
         Raises:
-            UsageError: the template refuses these messages (its own message is passed on) or fails.
+            UsageError: the template refuses these messages (its own message is passed on), fails, or goes beyond the
+                bounds of `bounded_jinja`; or `extra` takes a name that is taken.
         """
+        if taken := _RESERVED & set(extra or {}):
+            raise UsageError(f"the chat template's variable {min(taken)!r} is not for the caller to set")
+        parts: list[str] = []
+        length = 0
         try:
-            text = self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            )
+            with self._environment.counting():
+                for part in self._template.generate(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tools=None if tools is None else [dict(tool) for tool in tools],
+                    documents=None,
+                    **self._special_tokens,
+                    **(extra or {}),
+                ):
+                    parts.append(part)
+                    length += len(part)
+                    if length > MAX_TEXT:
+                        raise UsageError(f"the chat template makes a prompt of more than {MAX_TEXT} characters")
         except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             raise UsageError(f"the chat template refuses these messages: {error}") from None
         except (RecursionError, MemoryError, OverflowError, ArithmeticError) as error:
             raise UsageError(f"the chat template fails: {type(error).__name__}") from None
-        if len(text) > _MAX_RENDERED:
-            raise UsageError(f"the chat template made a prompt of {len(text)} characters")
-        return text
+        return "".join(parts)
 
 
 def _default_of(template: Any) -> Any:

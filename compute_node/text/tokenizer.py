@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from functools import partial
 
 import tokenizers
 
@@ -65,13 +67,35 @@ class Tokenizer:
         """Text of token ids; invalid bytes become U+FFFD."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special))
 
-    def stream(self, *, continues: bool = False) -> StreamDecoder:
+    def stream(self, *, continues: bool = False, shown: frozenset[int] = frozenset()) -> StreamDecoder:
         """A decoder for text that comes token by token; special tokens are not shown.
 
         Args:
             continues: the tokens continue a text (a prompt), so that a space at their beginning counts.
+            shown: special tokens that are shown nevertheless, since a parser looks for them.
         """
-        return StreamDecoder(self._piece, strip_leading_space=self._strips and not continues)
+        pieces = partial(self._shown_piece, shown) if shown else self._piece
+        return StreamDecoder(pieces, strip_leading_space=self._strips and not continues)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Bytes of any token, special ones as they are written; empty for ids outside the vocabulary."""
+        piece = self._piece(token_id)
+        if piece is None and (token := self._tokenizer.id_to_token(token_id)) is not None:
+            return token.encode()
+        return piece or b""
+
+    def special_among(self, texts: Iterable[str]) -> frozenset[int]:
+        """Which of these texts are special tokens of the vocabulary."""
+        ids = (self._tokenizer.token_to_id(text) for text in texts)
+        return frozenset(token_id for token_id in ids if token_id in self._special)
+
+    def token_id(self, text: str) -> int | None:
+        """The token that is exactly this text, special or not."""
+        return self._tokenizer.token_to_id(text)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is not part of any text."""
+        return token_id in self._special
 
     def _piece(self, token_id: int) -> bytes | None:
         """Bytes of a token; None for special tokens and ids outside the vocabulary, which have no text."""
@@ -79,3 +103,6 @@ class Tokenizer:
             token = None if token_id in self._special else self._tokenizer.id_to_token(token_id)
             self._pieces[token_id] = None if token is None else self._bytes_of(token)
         return self._pieces[token_id]
+
+    def _shown_piece(self, shown: frozenset[int], token_id: int) -> bytes | None:
+        return self.bytes_of(token_id) if token_id in shown else self._piece(token_id)
