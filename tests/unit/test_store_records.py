@@ -54,11 +54,55 @@ def test_parts_are_aligned_in_order_and_inside_the_record(expert_format, hidden,
                 ("down.scales", "f16", (96, 2)),
             ],
         ),
+        (
+            "fp8-e4m3",
+            [
+                ("gate", "u8", (40, 96)),
+                ("gate.scales", "f32", (1, 1)),
+                ("up", "u8", (40, 96)),
+                ("up.scales", "f32", (1, 1)),
+                ("down", "u8", (96, 40)),
+                ("down.scales", "f32", (1, 1)),
+            ],
+        ),
+        (
+            "mxfp4",
+            [
+                ("gate", "u8", (40, 64)),
+                ("gate.scales", "u8", (40, 16)),
+                ("up", "u8", (40, 64)),
+                ("up.scales", "u8", (40, 16)),
+                ("down", "u8", (96, 32)),
+                ("down.scales", "u8", (96, 16)),
+            ],
+        ),
+        (
+            "int4-g32",
+            [
+                ("gate", "u8", (40, 64)),
+                ("gate.scales", "bf16", (40, 16)),
+                ("up", "u8", (40, 64)),
+                ("up.scales", "bf16", (40, 16)),
+                ("down", "u8", (96, 32)),
+                ("down.scales", "bf16", (96, 16)),
+            ],
+        ),
     ],
 )
 def test_each_format_has_its_parts(expert_format, parts):
     layout = expert_layout(expert_format, 96, 40)
     assert [(part.name, part.dtype, part.shape) for part in layout.parts] == parts
+
+
+def test_biases_follow_their_matrices_and_the_activation_is_part_of_the_layout():
+    layout = expert_layout("mxfp4", 96, 40, activation="gpt-oss", biases=True)
+    assert [(part.name, part.shape) for part in layout.parts if part.dtype == "f32"] == [
+        ("gate.bias", (40,)), ("up.bias", (40,)), ("down.bias", (96,)),
+    ]  # fmt: skip
+    assert (layout.biases, layout.activation) == (True, "gpt-oss")
+    assert layout != expert_layout("mxfp4", 96, 40, biases=True)
+    with pytest.raises(StoreDamaged, match="activation 'relu'"):
+        RecordLayout(layout.format, layout.parts, layout.record_bytes, "relu")
 
 
 def test_int4_pads_columns_to_whole_blocks_of_128():
@@ -70,7 +114,15 @@ def test_int4_pads_columns_to_whole_blocks_of_128():
 
 @pytest.mark.parametrize(
     ("expert_format", "bytes_per_weight"),
-    [("f32", 4.0), ("bf16", 2.0), ("int8", 1 + 4 / 2048 / 3 + 8 / 1024 / 3), ("int4-g64", 0.5 + 2 / 64)],
+    [
+        ("f32", 4.0),
+        ("bf16", 2.0),
+        ("int8", 1 + 4 / 2048 / 3 + 8 / 1024 / 3),
+        ("int4-g64", 0.5 + 2 / 64),
+        ("fp8-e4m3", 1 + 4 / 128**2),
+        ("mxfp4", 0.5 + 1 / 32),
+        ("int4-g32", 0.5 + 2 / 32),
+    ],
 )
 def test_bytes_per_weight_of_a_real_expert(expert_format, bytes_per_weight):
     layout = expert_layout(expert_format, hidden_size=2048, intermediate_size=1024)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tierd.checkpoint.destination import begun_conversion, check_space, is_complete
 from tierd.checkpoint.journal import Journal, read_log, write_identity
-from tierd.checkpoint.plan import ConversionPlan, DenseShardPlan, plan_conversion
+from tierd.checkpoint.plan import ConversionPlan, DenseShardPlan, Planner, plan_conversion
 from tierd.checkpoint.reader import Checkpoint
 from tierd.checkpoint.shard_output import write_dense_shard, write_expert_shard
 from tierd.checkpoint.source import SourceRelease, compare_identity, identity_of, read_texts, reopen
@@ -110,8 +110,11 @@ class Conversion:
         dense: str = "native",
         consume: bool = False,
         shard_bytes: int = DEFAULT_SHARD_BYTES,
+        planner: Planner = plan_conversion,
     ) -> Self:
         """Checks the source, the destination and the free space, and plans every shard.
+
+        The planner says what the checkpoint becomes; the default knows the families that have a mapping.
 
         Raises:
             UsageError: wrong options, a destination with other content, a changed source, or too little space.
@@ -128,7 +131,7 @@ class Conversion:
             done, consumed, _ = read_log(target)
             checkpoint = reopen(folder, identity, consumed)
             finished = set(done)
-        plan = plan_conversion(checkpoint, experts=experts, dense=dense, shard_bytes=shard_bytes)
+        plan = planner(checkpoint, experts=experts, dense=dense, shard_bytes=shard_bytes)
         texts = read_texts(folder)
         if identity is not None:
             compare_identity(identity, plan, options, texts, folder)
@@ -204,7 +207,7 @@ class Conversion:
             write_atomic(self.target / name, data)
         manifest = seal_store(
             self.target,
-            family=plan.model.mapping.family,
+            family=plan.model.family,
             model_type=self.source.config.model_type,
             expert_format=plan.expert_format,
             dense_format=plan.dense_format,
@@ -218,14 +221,17 @@ class Conversion:
                 for position in range(len(shard.items))
             ],
             files=[StoredFile(name=name, bytes=len(data), sha256=sha256(data)) for name, data in self._texts.items()],
+            interface=plan.interface,
         )
         store = ExpertStore.open(self.target)
-        weights = 3 * plan.geometry.hidden_size * plan.geometry.intermediate_size * plan.geometry.experts_total
-        measured = int(store.index["bytes"].sum()) / weights
-        expected = plan.geometry.layouts[0].bytes_per_weight
-        if measured != expected:
-            raise StoreDamaged(f"{self.target}: {measured} bytes per weight written, {expected} expected")
-        return ConversionReport(self.target, manifest.fingerprint, manifest.total_bytes, measured, resumed, freed)
+        geometry = plan.geometry
+        weights = sum(entry.experts * geometry.layouts[entry.layout].weights for entry in geometry.layers)
+        written = int(store.index["bytes"].sum())
+        if written != geometry.expert_bytes:
+            raise StoreDamaged(f"{self.target}: {written} bytes of experts written, {geometry.expert_bytes} expected")
+        return ConversionReport(
+            self.target, manifest.fingerprint, manifest.total_bytes, written / weights, resumed, freed
+        )
 
 
 def _reporter(progress: Callable[[ConversionProgress], None], start: ConversionProgress) -> Callable[[int], None]:

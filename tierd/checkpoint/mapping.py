@@ -72,6 +72,10 @@ class StackedForm:
     biases: tuple[str, str] | None = None
 
 
+def _nothing(_config: Config) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class FamilyMapping:
     """One model family.
@@ -86,6 +90,9 @@ class FamilyMapping:
         fused: the stacked forms in which a layer may be published instead.
         skip: patterns of published tensors that inference does not need.
         activation: between gate, up and down; a value of `tierd.store.formats.Activation`.
+        kept: beginnings of the names of tensors that are stored as they are though nothing runs them: multi-token
+            prediction, kept for drafting.
+        towers: beginnings of the names of vision and other towers of composites, left out with a remark.
     """
 
     family: str
@@ -96,6 +103,8 @@ class FamilyMapping:
     fused: tuple[StackedForm, ...] = ()
     skip: tuple[str, ...] = ()
     activation: Activation = Activation.SILU
+    kept: Callable[[Config], tuple[str, ...]] = _nothing
+    towers: tuple[str, ...] = ()
 
     @property
     def expert_biases(self) -> bool:
@@ -108,7 +117,12 @@ class FamilyMapping:
 
 
 def decoder_dense(
-    config: Config, *, head_dim: int, qk_norm: tuple[int, int] | None, attention_bias: bool
+    config: Config,
+    *,
+    head_dim: int,
+    qk_norm: tuple[int, int] | None,
+    attention_bias: bool,
+    output_bias: bool | None = None,
 ) -> dict[str, DenseSpec]:
     """Embedding, attention, norms and head of a decoder with the names that Llama made common.
 
@@ -117,7 +131,10 @@ def decoder_dense(
         head_dim: width of one head.
         qk_norm: widths of the query and key norms, None if there are none.
         attention_bias: q, k, v and o projections have biases.
+        output_bias: whether the o projection has one; None: as the others.
     """
+    biased = {"q_proj": attention_bias, "k_proj": attention_bias, "v_proj": attention_bias}
+    biased["o_proj"] = attention_bias if output_bias is None else output_bias
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", default=heads)
@@ -134,7 +151,7 @@ def decoder_dense(
         dense[f"{prefix}.input_layernorm.weight"] = DenseSpec((hidden,), keep_precision=True)
         for name, shape in widths.items():
             dense[f"{prefix}.self_attn.{name}.weight"] = DenseSpec(shape)
-            if attention_bias:
+            if biased[name]:
                 dense[f"{prefix}.self_attn.{name}.bias"] = DenseSpec(shape[:1], keep_precision=True)
         if qk_norm is not None:
             for name, width in zip(("q_norm", "k_norm"), qk_norm, strict=True):

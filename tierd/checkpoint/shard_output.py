@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tierd.checkpoint.encode import dense_scales, dense_windows, encode_expert
+from tierd.checkpoint.encode import dense_windows, published_scales, row_scales
 from tierd.errors import ChecksumMismatch
 from tierd.store.checksums import RunningChecksum, xxh3
 from tierd.store.reading import aligned_buffer, read_into
@@ -47,7 +47,7 @@ def write_expert_shard(
         try:
             for flat, source in sources:
                 layout = layouts.layout(layouts.locate(flat)[0])
-                ahead.append(pool.submit(encode_expert, source, layout))
+                ahead.append(pool.submit(source.encode, layout))
                 if len(ahead) >= 2 * workers:
                     _write_record(writer, ahead.popleft().result(), checksums, report)
             while ahead:
@@ -75,10 +75,13 @@ def write_dense_shard(folder: Path, shard: DenseShardPlan, report: Callable[[int
 
 
 def _windows(item: DenseItem) -> Iterator[np.ndarray]:
-    if item.is_scales:
-        yield dense_scales(item.source)
+    if item.scales_of == "fp8":
+        assert item.source_scales is not None
+        yield published_scales(item.source_scales)
+    elif item.scales_of is not None:
+        yield row_scales(item.source, item.source_scales)
     else:
-        yield from dense_windows(item.source, item.stored)
+        yield from dense_windows(item.source, item.stored, item.source_scales)
 
 
 def _write_record(writer: ShardWriter, record: np.ndarray, checksums: list[int], report: Callable[[int], None]) -> None:

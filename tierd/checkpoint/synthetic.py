@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tierd.checkpoint.config import Config
+from tierd.checkpoint.mapping import ModelShape, StackedForm
 from tierd.checkpoint.quantise import bf16_to_f32, f32_to_bf16
 from tierd.checkpoint.registry import family_for
 from tierd.errors import UsageError
@@ -74,14 +75,23 @@ def _shapes(config: Config, stacked_layers: Collection[int]) -> dict[str, tuple[
     hidden, width = shape.hidden_size, shape.intermediate_size
     shapes = {name: spec.shape for name, spec in mapping.dense(config).items()}
     for layer, experts in shape.layers.items():
-        if layer in stacked_layers:
-            form = mapping.fused[0]
-            gate_up, down = form.gate_up.format(layer=layer), form.down.format(layer=layer)
-            shapes |= {gate_up: (experts, 2 * width, hidden), down: (experts, hidden, width)}
+        if layer in stacked_layers or not mapping.expert:
+            shapes |= _stacked(mapping.fused[0], layer, experts, shape)
             continue
         for expert in range(experts):
             gate, up, down = (name.format(layer=layer, expert=expert) for name in mapping.expert)
             shapes |= {gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
+    return shapes
+
+
+def _stacked(form: StackedForm, layer: int, experts: int, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    hidden, both = shape.hidden_size, 2 * shape.intermediate_size
+    sizes = ((both, hidden), (hidden, shape.intermediate_size))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, size in zip((form.gate_up, form.down), sizes, strict=True):
+        shapes[name.format(layer=layer)] = (experts, *(size[::-1] if form.transposed else size))
+    for name, size in zip(form.biases or (), sizes, strict=False):
+        shapes[name.format(layer=layer)] = (experts, size[0])
     return shapes
 
 

@@ -10,11 +10,15 @@ from typing import Annotated
 
 import typer
 
+from tierd.checkpoint.config import Config
 from tierd.checkpoint.convert import Conversion, ConversionProgress, ConversionReport
-from tierd.checkpoint.plan import NATIVE
+from tierd.checkpoint.plan import MADE_DENSE, NATIVE, Planner, plan_conversion
+from tierd.checkpoint.registry import known_family
+from tierd.commands.integrations import integration, is_installed
 from tierd.commands.progress import ByteProgress
+from tierd.errors import UsageError
 from tierd.sizes import format_bytes, parse_bytes
-from tierd.store.formats import DenseFormat, ExpertFormat
+from tierd.store.formats import MADE_FORMATS
 
 __all__ = ["register"]
 
@@ -29,12 +33,19 @@ def convert(
     dst: Annotated[Path, typer.Argument(help="Where the store will be: a new or empty directory.", show_default=False)],
     *,
     experts: Annotated[
-        str, typer.Option(help=f"Format of the experts: {', '.join([NATIVE, *ExpertFormat])}.")
+        str, typer.Option(help=f"Format of the experts: {', '.join([NATIVE, *MADE_FORMATS])}.")
     ] = NATIVE,
     dense: Annotated[
-        str, typer.Option(help=f"Format of the dense matrices: {', '.join([NATIVE, *DenseFormat])}.")
+        str, typer.Option(help=f"Format of the dense matrices: {', '.join([NATIVE, *MADE_DENSE])}.")
     ] = NATIVE,
     shard_size: Annotated[str, typer.Option(help="Largest shard.")] = "4GiB",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Whose rules say what the tensors mean: mapping (families known here), transformers (any model that "
+            "it knows, with the extra `torch`), or auto: the first that can."
+        ),
+    ] = "auto",
     consume: Annotated[
         bool, typer.Option("--consume", help="Remove source shards as soon as all they hold is stored and verified.")
     ] = False,
@@ -53,6 +64,7 @@ def convert(
         dense=dense,
         consume=consume,
         shard_bytes=parse_bytes(shard_size, option="--shard-size"),
+        planner=_planner(src, by),
     )
     if not as_json:
         _say_plan(conversion)
@@ -69,20 +81,33 @@ def convert(
         _say_result(report, time.monotonic() - began)
 
 
+def _planner(source: Path, by: str) -> Planner:
+    """Who plans: the mappings for families that have one, else transformers if it is installed."""
+    if by not in ("auto", "mapping", "transformers"):
+        raise UsageError(f"--by {by!r} is not known", hint="Choose auto, mapping or transformers.")
+    if by == "mapping" or (by == "auto" and (not source.is_dir() or known_family(Config.read(source)) is not None)):
+        return plan_conversion
+    if by == "auto" and not is_installed():
+        return plan_conversion  # which refuses the family by name
+    planner: Planner = integration("conversion").plan_by_transformers
+    return planner
+
+
 def _say_plan(conversion: Conversion) -> None:
     plan = conversion.plan
     geometry = plan.geometry
     counts = sorted({layer.experts for layer in geometry.layers})
     print(
-        f"{plan.model.mapping.family}: {len(geometry.layers)} layers with {' or '.join(map(str, counts))} experts, "
+        f"{plan.model.family}: {len(geometry.layers)} layers with {' or '.join(map(str, counts))} experts, "
         f"top-{geometry.top_k}, hidden size {geometry.hidden_size}, expert width {geometry.intermediate_size}"
     )
-    layout = geometry.layouts[0]
     dense_bytes = sum(shard.header.file_bytes for shard in plan.dense)
-    print(
-        f"experts  {plan.expert_format:<9}{format_bytes(geometry.expert_bytes):>10}  "
-        f"{layout.bytes_per_weight:.3f} bytes per weight, records of {format_bytes(layout.record_bytes)}"
-    )
+    for number, layout in enumerate(geometry.layouts):
+        count = sum(entry.experts for entry in geometry.layers if entry.layout == number)
+        print(
+            f"experts  {layout.format:<9}{format_bytes(count * layout.record_bytes):>10}  "
+            f"{layout.bytes_per_weight:.3f} bytes per weight, records of {format_bytes(layout.record_bytes)}"
+        )
     print(f"dense    {plan.dense_format:<9}{format_bytes(dense_bytes):>10}")
     print(f"total    {format_bytes(plan.shard_bytes):>19}  in {len(plan.shards)} shards at {conversion.target}")
     for remark in [*plan.remarks, *conversion.source.remarks]:

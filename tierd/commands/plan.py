@@ -133,7 +133,10 @@ def _of_checkpoint(
     trace: Trace | None,
 ) -> dict[str, Any]:
     outlook = look_ahead(folder)
-    chosen = experts or ExpertFormat.INT4_G64
+    chosen = experts or outlook.native or ExpertFormat.INT4_G64
+    if chosen not in outlook.geometry:
+        known = ", ".join(outlook.geometry)
+        raise UsageError(f"--experts {chosen}: {folder} is not published in that format", hint=f"Choose from {known}.")
     geometry = outlook.geometry[chosen]
     facts = DaemonFacts(geometry.experts_total, geometry.slot_bytes, geometry.top_k, _SPARES, settings.max_sessions)
     dense = min(outlook.dense_bytes.values())
