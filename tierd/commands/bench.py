@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tierd.commands.bench_observe import observe
+from tierd.commands.bench_transformers import transformers
 from tierd.drivebench.fio import fio_path
 from tierd.drivebench.measure import SIZES, Effort, against_fio, against_throttle, cold_store, several_drives
 from tierd.drivebench.noise import TOO_MUCH, OtherWork
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure; the machine should be quiet meanwhile.")
     bench.command()(drives)
     bench.command()(observe)
+    bench.command()(transformers)
     app.add_typer(bench, name="bench")
 
 
