@@ -12,7 +12,9 @@ import typer
 
 from tierd.errors import UsageError
 
-__all__ = ["integration", "register"]
+__all__ = ["integration", "is_installed", "register"]
+
+_PACKAGES = ("torch", "transformers")
 
 
 def register(app: typer.Typer) -> None:
@@ -27,9 +29,14 @@ def _group() -> None:
     """Experts for other people's model code."""
 
 
+def is_installed() -> bool:
+    """Whether the extra `torch` is there."""
+    return all(find_spec(package) is not None for package in _PACKAGES)
+
+
 def integration(module: str) -> Any:
     """A module of `tierd.integrations.transformers`; UsageError if torch or transformers is not installed."""
-    for package in ("torch", "transformers"):
+    for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(
                 f"{package} is not installed", hint="Install the extra: pip install 'tierd[torch]'; see the README."
