@@ -25,7 +25,7 @@ from compute_node.kernels.norm import rms_norm  # noqa: E402
 from compute_node.kernels.op import Op  # noqa: E402
 from compute_node.kernels.quantised_rows import QuantisedRows, quantise_rows  # noqa: E402
 from compute_node.kernels.rope import rope, rope_tables  # noqa: E402
-from compute_node.kernels.router import argmax, router  # noqa: E402
+from compute_node.kernels.router import RoutingRule, argmax, router  # noqa: E402
 from compute_node.kernels.segment import Segment  # noqa: E402
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Matrix",
     "Op",
     "QuantisedRows",
+    "RoutingRule",
     "Segment",
     "add",
     "argmax",

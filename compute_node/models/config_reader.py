@@ -129,32 +129,14 @@ class ConfigReader:
         if self.value("hidden_act") not in (None, "silu", "swish"):
             raise self.refuse("hidden_act", "only silu is known")
 
-    def rope_theta(self, default: float) -> float:
-        """The base of plain rotary embeddings, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
-
-        Any other kind of rope (linear, dynamic, yarn, llama3, a partial rotary factor) is refused by name.
-        """
-        base = self.optional_number("rope_theta")
-        for name in ("rope_parameters", "rope_scaling"):
-            parameters = self.value(name)
-            if parameters is None:
-                continue
-            if not isinstance(parameters, dict):
-                raise self.refuse(name, "an object is expected")
-            nested = ConfigReader(parameters, f"{self.family}: {name}")
-            kind = nested.value("rope_type", "type")
-            if kind not in (None, "default"):
-                raise self.refuse(f"{name}.rope_type", "only the default rope is known", kind)
-            if nested.number("partial_rotary_factor", 1.0) != 1.0:
-                raise self.refuse(f"{name}.partial_rotary_factor", "only full rotary embeddings are known")
-            theta = nested.optional_number("rope_theta")
-            nested.finish()
-            if None not in (theta, base) and theta != base:
-                raise self.refuse("rope_theta", f"it contradicts {name}")
-            base = base if theta is None else theta
-        if self.number("partial_rotary_factor", 1.0) != 1.0:
-            raise self.refuse("partial_rotary_factor", "only full rotary embeddings are known")
-        return default if base is None else base
+    def choices(self, name: str, known: tuple[str, ...]) -> list[str] | None:
+        """A list of names out of `known`, such as one kind for each layer; None where the setting is absent or null."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(item in known for item in value):
+            raise self.refuse(name, f"a list of {' and '.join(known)} is expected")
+        return list(value)
 
     def finish(self) -> None:
         """Refuses settings that nobody read, unless they are switched off (null, false, empty)."""

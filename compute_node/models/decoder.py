@@ -1,72 +1,29 @@
-"""Builds the program of a decoder step, block by block; a family's file says which blocks a layer has.
+"""Builds the program of a decoder step: the buffers, weights and ops that the blocks of all families share.
 
 Activations live in a few float32 buffers that all layers share, `[rows, width]`. A program is cut into segments where
-the engine must bring experts: a segment ends with a router, the next one begins by adding the experts' rows.
+the engine must bring experts: a segment ends with a router, the next one begins by adding the experts' rows. What a
+layer consists of is said by a family's file, with the functions of `compute_node.models.blocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compute_node import kernels
 from compute_node.engine.kv_cache import KVCache
-from compute_node.engine.program import Segment
 from compute_node.engine.weights import Weights
-from compute_node.kernels import Batch, Matrix, Op, QuantisedRows
+from compute_node.kernels import Batch, Matrix, Op, QuantisedRows, Segment
 from compute_node.models.decoder_config import DecoderConfig
+from compute_node.models.decoder_program import DecoderProgram
 from compute_node.models.look_ahead import LookAhead, RouterWeights
+from compute_node.models.rope_settings import RopeSettings
 
-__all__ = ["DecoderBuilder", "DecoderProgram", "QueryKeyNorm", "build_program"]
+__all__ = ["DecoderBuilder", "build_program"]
 
 F32 = NDArray[np.float32]
-
-
-class QueryKeyNorm(Enum):
-    """What is normalised between the query and key projections and the rotary embedding."""
-
-    NONE = "none"
-    FULL_WIDTH = "full width"
-    PER_HEAD = "per head"
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderProgram:
-    """A step, ready to run, and the buffers through which the engine talks to it.
-
-    Attributes:
-        batch: live rows of a step.
-        body: segments; after segment i the engine brings the experts of `expert_layers[i]`. One more than those.
-        expert_layers: model layers with routed experts, rising.
-        head: final norm and LM head over the rows that `head_index` names.
-        head_batch: its live rows.
-        head_index: int64 [head rows], rows of the step whose logits are wanted.
-        logits: float32 [head rows, vocabulary].
-        expert_input: float32 [rows, H], what the experts of the current layer are applied to.
-        expert_quantised: the same as signed bytes, where experts want it.
-        expert_rows: float32 [rows, top_k, H], one row per token and router rank.
-        route_indices: int32 [rows, top_k], experts in router order.
-        route_weights: float32 [rows, top_k].
-        look_ahead: routers of layers to come, to be applied to the state of this one.
-    """
-
-    batch: Batch
-    body: tuple[Segment, ...]
-    expert_layers: tuple[int, ...]
-    head: Segment
-    head_batch: Batch
-    head_index: NDArray[np.int64]
-    logits: F32
-    expert_input: F32
-    expert_quantised: QuantisedRows | None
-    expert_rows: F32
-    route_indices: NDArray[np.int32]
-    route_weights: F32
-    look_ahead: LookAhead
 
 
 class DecoderBuilder:
@@ -80,6 +37,15 @@ class DecoderBuilder:
         head_rows: most rows of one step whose logits are computed together.
         numerics: name of the matrix kernels' arithmetic; routers are always computed exactly.
         quantised_experts: some layer's experts want their input as signed bytes.
+
+    Attributes:
+        config: as given.
+        weights: as given.
+        cache: as given.
+        batch: live rows of a step.
+        x: float32 [rows, H], the residual stream.
+        normed: float32 [rows, H], x behind a norm: what a block's projections, routers and experts are applied to.
+        delta: float32 [rows, H], what a block adds to x.
     """
 
     def __init__(
@@ -94,171 +60,186 @@ class DecoderBuilder:
         quantised_experts: bool = False,
     ) -> None:
         self.config = config
-        self._weights = weights
-        self._cache = cache
+        self.weights = weights
+        self.cache = cache
+        self.batch = Batch(rows)
+        self._rows = rows
         self._numerics = numerics
         self._quantised_experts = quantised_experts
+        self._buffers: dict[tuple[str, int], F32] = {}
+        self._integers: dict[tuple[str, int], NDArray[np.int32]] = {}
         self._quantised: dict[int, QuantisedRows] = {}
         self._current: set[int] = set()
-        self._batch = Batch(rows)
+        self._tables: dict[RopeSettings, tuple[F32, F32]] = {}
         self._head_batch = Batch(head_rows)
-        hidden, heads, kv_heads = config.hidden_size, config.heads, config.kv_heads
-
-        def buffer(width: int, count: int = rows) -> F32:
-            return np.zeros((count, width), np.float32)
-
-        self._x = buffer(hidden)
-        self._normed = buffer(hidden)
-        self._query = buffer(heads * config.head_dim)
-        self._key = buffer(kv_heads * config.head_dim)
-        self._value = buffer(kv_heads * config.head_dim)
-        self._attended = buffer(heads * config.head_dim)
-        self._delta = buffer(hidden)
-        self._gate = buffer(max(1, config.dense_width if config.dense_layers else 1))
-        self._up = np.zeros_like(self._gate)
-        self._router_logits = buffer(config.experts)
+        self.x = self.buffer("residual", config.hidden_size)
+        self.normed = self.buffer("normed", config.hidden_size)
+        self.delta = self.buffer("delta", config.hidden_size)
+        self._router_logits = self.buffer("router logits", config.experts)
         self._route_indices = np.zeros((rows, config.top_k), np.int32)
-        self._route_weights = buffer(config.top_k)
-        self._expert_rows = np.zeros((rows, config.top_k, hidden), np.float32)
+        self._route_weights = self.buffer("route weights", config.top_k)
+        self._expert_rows = np.zeros((rows, config.top_k, config.hidden_size), np.float32)
         self._head_index = np.zeros(head_rows, np.int64)
-        self._head_x = buffer(hidden, head_rows)
-        self._logits = buffer(config.vocab_size, head_rows)
-        self._rope = kernels.rope_tables(cache.context, config.head_dim, config.rope_theta)
+        self._head_x = np.zeros((head_rows, config.hidden_size), np.float32)
+        self._logits = np.zeros((head_rows, config.vocab_size), np.float32)
         self._ops: list[Op] = []
         self._segments: list[Segment] = []
         self._expert_layers: list[int] = []
         self._routers: dict[int, RouterWeights] = {}
         self._embedding: Matrix | None = None
 
+    def buffer(self, name: str, width: int) -> F32:
+        """Activations float32 [rows, width], zero at first; the same array for the same name and width."""
+        key = (name, width)
+        if key not in self._buffers:
+            self._buffers[key] = np.zeros((self._rows, width), np.float32)
+        return self._buffers[key]
+
+    def integers(self, name: str, width: int) -> NDArray[np.int32]:
+        """The same for int32, such as numbers of positions."""
+        key = (name, width)
+        if key not in self._integers:
+            self._integers[key] = np.zeros((self._rows, width), np.int32)
+        return self._integers[key]
+
+    def add(self, *ops: Op) -> None:
+        """Appends ops to the segment that is being built."""
+        self._ops += ops
+
+    def written(self, x: F32) -> None:
+        """An op that is not a norm has changed a buffer: what was made of it before is out of date."""
+        self._current.discard(id(x))
+
+    def rope_tables(self, settings: RopeSettings) -> tuple[F32, F32]:
+        """Cosines and sines for all positions of the cache, float32 [context, rotary_dim / 2] each."""
+        if settings not in self._tables:
+            self._tables[settings] = settings.tables(self.cache.context)
+        return self._tables[settings]
+
+    def vector(self, name: str, length: int, *, centred: bool = False) -> F32:
+        """A norm's weight or a bias, float32 [length]; one is added to a `centred` weight, stored less one."""
+        stored = self.weights.vector(name, length)
+        return stored + np.float32(1) if centred else stored
+
+    def norm(
+        self,
+        label: str,
+        name: str,
+        x: F32,
+        y: F32,
+        *,
+        width: int | None = None,
+        eps: float | None = None,
+        centred: bool = False,
+    ) -> F32:
+        """`y` = RMS norm of `x` times the weight `name`, which is returned.
+
+        Args:
+            label: name of the op.
+            name: of the weight, without `.weight`.
+            x: float32 [rows, n].
+            y: the same shape; may be `x`.
+            width: of the groups that are normalised on their own, such as a head; None: the whole row.
+            eps: None: the config's.
+            centred: the weight is stored less one.
+        """
+        weight = self.vector(f"{name}.weight", x.shape[1] if width is None else width, centred=centred)
+        small = self.config.rms_norm_eps if eps is None else eps
+        self.add(kernels.rms_norm(label, x, weight, small, y, self.batch))
+        self.written(y)
+        return weight
+
+    def project(self, label: str, name: str, x: F32, y: F32, *, bias: bool = False) -> None:
+        """`y` = x times the matrix `name`, plus its bias if it has one."""
+        values = self.vector(f"{name}.bias", y.shape[1]) if bias else None
+        self.matmul(label, self.weights.matrix(f"{name}.weight", y.shape[1], x.shape[1]), x, y, bias=values)
+
+    def matmul(
+        self, label: str, matrix: Matrix, x: F32, y: F32, *, bias: F32 | None = None, batch: Batch | None = None
+    ) -> None:
+        """`y` = x times the matrix, in the program's numerics, for the live rows of `batch` (None: of the step)."""
+        batch = batch or self.batch
+        quantised = None
+        if kernels.quantises(self._numerics, matrix.format):
+            quantised = self._as_bytes(f"{label} input", x, batch)
+        self.add(kernels.matmul(label, matrix, x, y, batch, bias=bias, numerics=self._numerics, quantised=quantised))
+        self.written(y)
+
     def embedding(self) -> None:
         """Sets x to rows of the embedding table."""
         config = self.config
-        self._embedding = self._weights.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._ops.append(kernels.embed("embedding", self._embedding, self._x, self._batch))
+        self._embedding = self.weights.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.add(kernels.embed("embedding", self._embedding, self.x, self.batch))
 
-    def attention(self, layer: int, *, norm: QueryKeyNorm) -> None:
-        """Adds to x: o_proj(attention(rope(norm(q)), rope(norm(k)), v)) of the normed x."""
-        config, batch, add = self.config, self._batch, self._ops.append
-        prefix, label = f"model.layers.{layer}.self_attn", f"layer {layer}"
-        query, key, value = self._query, self._key, self._value
-        self._rms_norm(f"{label} input norm", f"model.layers.{layer}.input_layernorm.weight", self._x, self._normed)
-        for name, y in (("q_proj", query), ("k_proj", key), ("v_proj", value)):
-            self._project(f"{label} {name}", f"{prefix}.{name}", self._normed, y, bias=config.attention_bias)
-        if norm is not QueryKeyNorm.NONE:
-            for name, y in (("q_norm", query), ("k_norm", key)):
-                width = y.shape[1] if norm is QueryKeyNorm.FULL_WIDTH else config.head_dim
-                self._rms_norm(f"{label} {name}", f"{prefix}.{name}.weight", y, y, width=width)
-        if config.clip_qkv is not None:
-            for name, y in (("q", query), ("k", key), ("v", value)):
-                add(kernels.clip(f"{label} clip {name}", y, config.clip_qkv, batch))
-        cos, sin = self._rope
-        for name, y in (("q", query), ("k", key)):
-            add(kernels.rope(f"{label} rope {name}", y, cos, sin, batch, head_dim=config.head_dim))
-        keys, values = self._cache.layer(layer)
-        add(kernels.kv_append(f"{label} cache", key, value, keys, values, batch))
-        scale = config.head_dim**-0.5
-        add(
-            kernels.attention(
-                f"{label} attention", query, keys, values, self._attended, batch, scale=scale, window=config.window
-            )
-        )
-        self._written(self._attended)
-        self._project(f"{label} o_proj", f"{prefix}.o_proj", self._attended, self._delta, bias=config.attention_bias)
-        add(kernels.add(f"{label} attention residual", self._x, self._delta, batch))
-
-    def dense_mlp(self, layer: int) -> None:
-        """Adds to x: down(silu(gate) * up) of the normed x."""
-        prefix, label = f"model.layers.{layer}.mlp", f"layer {layer}"
-        self._post_attention_norm(layer)
-        self._project(f"{label} gate_proj", f"{prefix}.gate_proj", self._normed, self._gate)
-        self._project(f"{label} up_proj", f"{prefix}.up_proj", self._normed, self._up)
-        self._ops.append(kernels.silu_mul(f"{label} silu", self._gate, self._up, self._gate, self._batch))
-        self._written(self._gate)
-        self._project(f"{label} down_proj", f"{prefix}.down_proj", self._gate, self._delta)
-        self._ops.append(kernels.add(f"{label} mlp residual", self._x, self._delta, self._batch))
-
-    def routed_experts(self, layer: int, *, router: str) -> None:
-        """Adds to x the sum, in router order, of weight times expert; ends the segment between router and sum.
+    def route(self, layer: int, router: RouterWeights, *, correction: F32 | None = None) -> None:
+        """Chooses the experts of `normed`.
 
         Args:
             layer: model layer.
-            router: name of the router's weight, [experts, H].
+            router: its weights, and the norm before it.
+            correction: float32 [experts], added to the scores for the choice alone.
         """
-        config, batch, label = self.config, self._batch, f"layer {layer}"
-        norm = self._post_attention_norm(layer)
-        matrix = self._weights.matrix(router, config.experts, config.hidden_size)
-        self._routers[layer] = RouterWeights(norm, matrix)
-        self._ops += [
-            kernels.matmul(f"{label} router", matrix, self._normed, self._router_logits, batch),
+        label = f"layer {layer}"
+        self._routers[layer] = router
+        self.add(
+            kernels.matmul(
+                f"{label} router", router.router, self.normed, self._router_logits, self.batch, bias=router.bias
+            ),
             kernels.router(
                 f"{label} top-k",
                 self._router_logits,
                 self._route_indices,
                 self._route_weights,
-                batch,
-                renormalise=config.renormalise,
+                self.batch,
+                rule=self.config.routing,
+                correction=correction,
             ),
-        ]
-        if self._quantised_experts:
-            self._as_bytes(f"{label} expert input", self._normed, batch)
-        self._end_segment(f"up to the router of layer {layer}")
-        self._expert_layers.append(layer)
-        self._ops.append(
-            kernels.combine(f"{label} combine", self._x, self._expert_rows, self._route_weights, self._x, batch)
         )
 
-    def finish(self) -> DecoderProgram:
-        """The last segment, then final norm and LM head for chosen rows as a program of their own."""
+    def experts(self, layer: int) -> None:
+        """Ends the segment, and begins the next one by adding to x the weighted sum of the chosen experts' rows."""
+        label = f"layer {layer}"
+        if self._quantised_experts:
+            self._as_bytes(f"{label} expert input", self.normed, self.batch)
+        self._end_segment(f"up to the router of layer {layer}")
+        self._expert_layers.append(layer)
+        self.add(
+            kernels.combine(f"{label} combine", self.x, self._expert_rows, self._route_weights, self.x, self.batch)
+        )
+
+    def finish(self, *, centred: bool = False) -> DecoderProgram:
+        """The last segment, then final norm and LM head for chosen rows as a program of their own.
+
+        Args:
+            centred: the weight of the final norm is stored less one.
+        """
         config = self.config
         self._end_segment("after the last experts")
         head, hidden = self._head_batch, config.hidden_size
-        self._ops.append(kernels.gather_rows("rows for logits", self._x, self._head_index, self._head_x, head))
-        norm = self._weights.vector("model.norm.weight", hidden)
-        self._ops.append(kernels.rms_norm("final norm", self._head_x, norm, config.rms_norm_eps, self._head_x, head))
-        self._written(self._head_x)
+        self.add(kernels.gather_rows("rows for logits", self.x, self._head_index, self._head_x, head))
+        norm = self.vector("model.norm.weight", hidden, centred=centred)
+        self.add(kernels.rms_norm("final norm", self._head_x, norm, config.rms_norm_eps, self._head_x, head))
+        self.written(self._head_x)
         matrix = self._embedding
         if matrix is None or not config.tied_embeddings:
-            matrix = self._weights.matrix("lm_head.weight", config.vocab_size, hidden)
-        self._matmul("lm_head", matrix, self._head_x, self._logits, head)
+            matrix = self.weights.matrix("lm_head.weight", config.vocab_size, hidden)
+        self.matmul("lm_head", matrix, self._head_x, self._logits, batch=head)
         body = tuple(self._segments)
         self._end_segment("logits")
         return DecoderProgram(
-            batch=self._batch,
+            batch=self.batch,
             body=body,
             expert_layers=tuple(self._expert_layers),
             head=self._segments[-1],
             head_batch=head,
             head_index=self._head_index,
             logits=self._logits,
-            expert_input=self._normed,
-            expert_quantised=self._quantised.get(id(self._normed)) if self._quantised_experts else None,
+            expert_input=self.normed,
+            expert_quantised=self._quantised.get(id(self.normed)) if self._quantised_experts else None,
             expert_rows=self._expert_rows,
             route_indices=self._route_indices,
             route_weights=self._route_weights,
-            look_ahead=LookAhead(self._routers, self._x, self._router_logits, config.rms_norm_eps),
-        )
-
-    def _post_attention_norm(self, layer: int) -> F32:
-        name = f"model.layers.{layer}.post_attention_layernorm.weight"
-        return self._rms_norm(f"layer {layer} post-attention norm", name, self._x, self._normed)
-
-    def _rms_norm(self, label: str, name: str, x: F32, y: F32, width: int | None = None) -> F32:
-        weight = self._weights.vector(name, x.shape[1] if width is None else width)
-        self._ops.append(kernels.rms_norm(label, x, weight, self.config.rms_norm_eps, y, self._batch))
-        self._written(y)
-        return weight
-
-    def _project(self, label: str, name: str, x: F32, y: F32, *, bias: bool = False) -> None:
-        values = self._weights.vector(f"{name}.bias", y.shape[1]) if bias else None
-        matrix = self._weights.matrix(f"{name}.weight", y.shape[1], x.shape[1])
-        self._matmul(label, matrix, x, y, self._batch, bias=values)
-
-    def _matmul(self, label: str, matrix: Matrix, x: F32, y: F32, batch: Batch, *, bias: F32 | None = None) -> None:
-        quantised = None
-        if kernels.quantises(self._numerics, matrix.format):
-            quantised = self._as_bytes(f"{label} input", x, batch)
-        self._ops.append(
-            kernels.matmul(label, matrix, x, y, batch, bias=bias, numerics=self._numerics, quantised=quantised)
+            look_ahead=LookAhead(self._routers, self.x, self._router_logits, config.rms_norm_eps),
         )
 
     def _as_bytes(self, label: str, x: F32, batch: Batch) -> QuantisedRows:
@@ -267,12 +248,9 @@ class DecoderBuilder:
             self._quantised[id(x)] = QuantisedRows(*x.shape)
         rows = self._quantised[id(x)]
         if id(x) not in self._current:
-            self._ops.append(kernels.quantise_rows(f"{label} as bytes", x, rows, batch))
+            self.add(kernels.quantise_rows(f"{label} as bytes", x, rows, batch))
             self._current.add(id(x))
         return rows
-
-    def _written(self, x: F32) -> None:
-        self._current.discard(id(x))
 
     def _end_segment(self, name: str) -> None:
         self._segments.append(Segment(name, self._ops))
@@ -303,6 +281,6 @@ def build_program(
     build.embedding()
     for layer in range(config.layers):
         decoder_layer(build, layer)
-    program = build.finish()
-    weights.finish(unused_allowed={"lm_head.weight"} if config.tied_embeddings else set())
+    program = build.finish(centred=config.centred_norms)
+    weights.finish(unused_allowed={"lm_head.weight"} if config.tied_embeddings else set(), kept=config.kept)
     return program

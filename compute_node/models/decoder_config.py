@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compute_node.kernels import RoutingRule
 from compute_node.models.config_reader import ConfigReader
+from compute_node.models.delta_net_sizes import DeltaNetSizes
+from compute_node.models.latent_settings import IndexerSettings, LatentSettings
+from compute_node.models.rope_settings import RopeSettings
 from tierd.errors import StoreDamaged, UnsupportedModel
 from tierd.store.geometry import Geometry
 
@@ -22,20 +26,28 @@ class DecoderConfig:
         layers: number of decoder layers.
         heads: query heads.
         kv_heads: key and value heads; divides `heads`.
-        head_dim: width of one head; even, since rope turns pairs.
+        head_dim: width of one query and key head.
         max_positions: the context length that the checkpoint was made for.
         rms_norm_eps: added to the mean square.
-        rope_theta: base of the rotary embeddings.
+        rope: rotary embeddings.
         window: a position sees only the last `window` positions, itself included; None: all of them.
+        unlimited_layers: layers whose attention sees all positions, whatever `window` says.
         attention_bias: whether q, k, v and o projections have a bias.
+        query_key_norm: whether queries and keys are normalised, in families where checkpoints differ in that.
         clip_qkv: queries, keys and values are clamped to plus or minus this; None: not.
         tied_embeddings: the LM head is the embedding table.
         experts: routed experts of a layer.
         top_k: experts chosen per token.
         expert_width: I, the width of one expert.
-        renormalise: whether the weights of the chosen experts are scaled to sum to one.
+        routing: how experts are chosen and weighted.
         dense_layers: layers with one dense SwiGLU block instead of experts.
         dense_width: its width; 0 where there is none.
+        shared_width: width of the SwiGLU block that every token of an expert layer goes through; 0: there is none.
+        centred_norms: layer and final norms store their weight less one.
+        delta_net: linear attention in some layers, or None.
+        latent: attention over a compressed cache, or None.
+        indexer: which positions that attention reads, or None: all.
+        kept: beginnings of the names of dense tensors that are stored but belong to no layer of the decoder.
         eos_token_ids: tokens that end an answer.
         bos_token_id: first token of a text, None if the family has none.
     """
@@ -49,17 +61,25 @@ class DecoderConfig:
     head_dim: int
     max_positions: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: RopeSettings
     window: int | None
+    unlimited_layers: frozenset[int] = frozenset()
     attention_bias: bool
+    query_key_norm: bool = False
     clip_qkv: float | None = None
     tied_embeddings: bool
     experts: int
     top_k: int
     expert_width: int
-    renormalise: bool
+    routing: RoutingRule
     dense_layers: frozenset[int] = frozenset()
     dense_width: int = 0
+    shared_width: int = 0
+    centred_norms: bool = False
+    delta_net: DeltaNetSizes | None = None
+    latent: LatentSettings | None = None
+    indexer: IndexerSettings | None = None
+    kept: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
@@ -68,8 +88,6 @@ class DecoderConfig:
             raise UnsupportedModel(
                 f"{self.family}: {self.heads} query heads are not a multiple of {self.kv_heads} key/value heads"
             )
-        if self.head_dim % 2:
-            raise UnsupportedModel(f"{self.family}: head_dim {self.head_dim} is odd, rotary embeddings turn pairs")
         if self.top_k > self.experts:
             raise UnsupportedModel(f"{self.family}: num_experts_per_tok {self.top_k} of {self.experts} experts")
 

@@ -26,10 +26,17 @@ LOOK_AHEAD_ROWS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What decides in a layer: the weight of the norm before its router, float32 [H], and the router [experts, H]."""
+    """What decides in a layer.
+
+    Attributes:
+        norm: weight of the norm before the router, float32 [H].
+        router: [experts, H].
+        bias: of the router, float32 [experts], or None.
+    """
 
     norm: F32
     router: Matrix
+    bias: F32 | None = None
 
 
 class LookAhead:
@@ -61,7 +68,9 @@ class LookAhead:
                 f"look ahead to layer {layer}",
                 [
                     kernels.rms_norm(f"layer {layer} look-ahead norm", self.state, w.norm, eps, normed, self.batch),
-                    kernels.matmul(f"layer {layer} look-ahead router", w.router, normed, self.logits, self.batch),
+                    kernels.matmul(
+                        f"layer {layer} look-ahead router", w.router, normed, self.logits, self.batch, bias=w.bias
+                    ),
                 ],
             )
             for layer, w in routers.items()

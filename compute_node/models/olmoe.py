@@ -5,9 +5,13 @@ Source: configuration_olmoe.py and modeling_olmoe.py of transformers; Muennighof
 
 from __future__ import annotations
 
+from compute_node.kernels import RoutingRule
+from compute_node.models.blocks.attention import QueryKeyNorm, grouped_attention
+from compute_node.models.blocks.experts import routed_experts
 from compute_node.models.config_reader import ConfigReader
-from compute_node.models.decoder import DecoderBuilder, QueryKeyNorm
+from compute_node.models.decoder import DecoderBuilder
 from compute_node.models.decoder_config import DecoderConfig, head_sizes
+from compute_node.models.rope_settings import read_rope
 
 __all__ = ["decoder_layer", "read_config"]
 
@@ -32,7 +36,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         head_dim=head_dim,
         max_positions=read.integer("max_position_embeddings", default=4096),
         rms_norm_eps=read.number("rms_norm_eps", 1e-5),
-        rope_theta=read.rope_theta(10000.0),
+        rope=read_rope(read, theta=10000.0, head_dim=head_dim),
         window=None,
         attention_bias=read.boolean("attention_bias", default=False),
         clip_qkv=read.optional_number("clip_qkv"),
@@ -40,7 +44,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         experts=read.integer("num_experts", "num_local_experts", default=64),
         top_k=read.integer("num_experts_per_tok", default=8),
         expert_width=read.integer("intermediate_size", default=2048),
-        renormalise=read.boolean("norm_topk_prob", default=False),
+        routing=RoutingRule(renormalise=read.boolean("norm_topk_prob", default=False)),
         eos_token_ids=read.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
     )
@@ -50,5 +54,5 @@ def read_config(read: ConfigReader) -> DecoderConfig:
 
 def decoder_layer(build: DecoderBuilder, layer: int) -> None:
     """Attention, then routed experts in every layer."""
-    build.attention(layer, norm=QueryKeyNorm.FULL_WIDTH)
-    build.routed_experts(layer, router=f"model.layers.{layer}.mlp.gate.weight")
+    grouped_attention(build, layer, norm=QueryKeyNorm.FULL_WIDTH)
+    routed_experts(build, layer, router=f"model.layers.{layer}.mlp.gate.weight")

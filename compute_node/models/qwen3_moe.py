@@ -5,9 +5,14 @@ Source: configuration_qwen3_moe.py and modeling_qwen3_moe.py of transformers; Qw
 
 from __future__ import annotations
 
+from compute_node.kernels import RoutingRule
+from compute_node.models.blocks.attention import QueryKeyNorm, grouped_attention
+from compute_node.models.blocks.experts import routed_experts
+from compute_node.models.blocks.mlp import dense_mlp
 from compute_node.models.config_reader import ConfigReader
-from compute_node.models.decoder import DecoderBuilder, QueryKeyNorm
+from compute_node.models.decoder import DecoderBuilder
 from compute_node.models.decoder_config import DecoderConfig, head_sizes
+from compute_node.models.rope_settings import read_rope
 
 __all__ = ["decoder_layer", "read_config"]
 
@@ -32,14 +37,14 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         head_dim=head_dim,
         max_positions=read.integer("max_position_embeddings", default=32768),
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-        rope_theta=read.rope_theta(10000.0),
+        rope=read_rope(read, theta=10000.0, head_dim=head_dim),
         window=window,
         attention_bias=read.boolean("attention_bias", default=False),
         tied_embeddings=read.boolean("tie_word_embeddings", default=False),
         experts=read.integer("num_experts", "num_local_experts", default=128),
         top_k=read.integer("num_experts_per_tok", default=8),
         expert_width=read.integer("moe_intermediate_size", default=768),
-        renormalise=read.boolean("norm_topk_prob", default=False),
+        routing=RoutingRule(renormalise=read.boolean("norm_topk_prob", default=False)),
         dense_layers=_dense_layers(read, layers),
         dense_width=read.integer("intermediate_size", default=6144),
         eos_token_ids=read.token_ids("eos_token_id"),
@@ -58,8 +63,8 @@ def _dense_layers(read: ConfigReader, layers: int) -> frozenset[int]:
 
 def decoder_layer(build: DecoderBuilder, layer: int) -> None:
     """Attention, then routed experts or, in the layers so configured, one dense SwiGLU block."""
-    build.attention(layer, norm=QueryKeyNorm.PER_HEAD)
+    grouped_attention(build, layer, norm=QueryKeyNorm.PER_HEAD)
     if layer in build.config.dense_layers:
-        build.dense_mlp(layer)
+        dense_mlp(build, layer)
     else:
-        build.routed_experts(layer, router=f"model.layers.{layer}.mlp.gate.weight")
+        routed_experts(build, layer, router=f"model.layers.{layer}.mlp.gate.weight")

@@ -8,6 +8,7 @@ from numba import njit
 
 from compute_node.kernels import (
     Batch,
+    RoutingRule,
     add,
     argmax,
     clip,
@@ -168,6 +169,23 @@ def test_rope_rotates_pairs_by_position(rows, heads, half, rest, seed):
     assert np.abs(y.reshape(exact.shape) - exact).max() <= 8 * EPS * np.abs(x).max()
 
 
+@pytest.mark.parametrize(("start", "half", "rest"), [(0, 4, 0), (16, 4, 0), (3, 5, 2)])
+def test_neighbours_as_pairs_turn_like_halves_apart_and_leave_what_is_before_and_behind(start, half, rest):
+    heads, head_dim, positions = 3, start + 2 * half + rest, [0, 7]
+    x = values(5, 2, heads * head_dim)
+    cos, sin = rope_tables(8, 2 * half, 10_000.0)
+    y = x.copy()
+    options = {"head_dim": head_dim, "start": start, "interleaved": True}
+    rope("r", y, cos, sin, live(2, positions=positions), **options)()
+    before, after = (a.reshape(2, heads, head_dim) for a in (x, y))
+    turned = slice(start, start + 2 * half)
+    apart = np.concatenate([before[..., turned][..., 0::2], before[..., turned][..., 1::2]], -1).reshape(2, -1).copy()
+    rope("r", apart, cos, sin, live(2, positions=positions), head_dim=2 * half)()
+    pairs = apart.reshape(2, heads, 2, half).swapaxes(2, 3).reshape(2, heads, 2 * half)
+    assert np.array_equal(after[..., turned], pairs)
+    assert np.array_equal(np.delete(after, np.r_[turned], -1), np.delete(before, np.r_[turned], -1))
+
+
 def test_a_position_beyond_the_rotary_tables_gives_nan_not_other_memory():
     cos, sin = rope_tables(4, 8, 10_000.0)
     x = np.ones((2, 8), np.float32)
@@ -193,8 +211,9 @@ def test_a_token_outside_the_table_gives_nan_not_other_memory():
     y = np.zeros((2, 5), np.float32)
     embed("e", from_float32(values(1, 3, 5)), y, live(2, token_ids=[3, -1]))()
     assert np.isnan(y).all()
-    with pytest.raises(UsageError, match="int4-g64"):
-        embed("e", from_float32(values(1, 3, 5), "int4-g64"), y, live(2))
+    for weight_format in ("int4-g64", "fp8-e4m3", "mxfp4"):
+        with pytest.raises(UsageError, match=weight_format):
+            embed("e", from_float32(values(1, 3, 5), weight_format), y, live(2))
 
 
 @given(
@@ -209,7 +228,7 @@ def test_router_matches_float64_and_breaks_ties_by_lower_id(rows, experts, data,
     k = data.draw(st.integers(1, min(8, experts)))
     logits = np.round(values(seed, rows, experts, size=2), 1)  # rounding makes ties common
     indices, weights = np.full((rows, k), -1, np.int32), np.zeros((rows, k), np.float32)
-    router("r", logits, indices, weights, live(rows), renormalise=renormalise)()
+    router("r", logits, indices, weights, live(rows), rule=RoutingRule(renormalise=renormalise))()
     p = np.exp(logits.astype(np.float64))
     p /= p.sum(-1, keepdims=True)
     chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
@@ -223,12 +242,61 @@ def test_router_matches_float64_and_breaks_ties_by_lower_id(rows, experts, data,
 def test_logits_that_cannot_be_compared_still_choose_valid_experts():
     logits = np.array([[1, np.nan, 3, 2], [np.inf, 1, 1, 1], [np.nan] * 4], np.float32)
     indices, weights = np.full((3, 3), 99, np.int32), np.zeros((3, 3), np.float32)
-    router("r", logits, indices, weights, live(3), renormalise=True)()
+    router("r", logits, indices, weights, live(3), rule=RoutingRule(renormalise=True))()
     for row in indices:
         assert len(set(row.tolist())) == 3
         assert set(row.tolist()) <= {0, 1, 2, 3}
     with pytest.raises(UsageError, match="3 experts of 2"):
-        router("r", logits[:, :2].copy(), indices, weights, live(3), renormalise=True)
+        router("r", logits[:, :2].copy(), indices, weights, live(3), rule=RoutingRule(renormalise=True))
+
+
+@given(
+    rows=st.integers(1, 4),
+    groups=st.integers(1, 6),
+    size=st.integers(2, 12),
+    data=st.data(),
+    renormalise=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_sigmoid_routing_by_groups_matches_float64_and_breaks_ties_downwards(
+    rows, groups, size, data, renormalise, seed
+):
+    kept = data.draw(st.integers(1, groups))
+    k, experts = data.draw(st.integers(1, min(8, kept * size))), groups * size
+    logits = np.round(values(seed, rows, experts, size=2), 1)
+    correction = np.round(values(seed + 1, experts), 1)
+    indices, weights = np.full((rows, k), -1, np.int32), np.zeros((rows, k), np.float32)
+    rule = RoutingRule(
+        score="sigmoid", renormalise=renormalise, eps=1e-20, scaling=2.5, groups=groups, kept_groups=kept
+    )
+    router("r", logits, indices, weights, live(rows), rule=rule, correction=correction)()
+    for row in range(rows):
+        # The kernel's own float32 scores, so that ties are the same; the weights are checked against float64.
+        choice = np.array([found_score(x) for x in logits[row]], np.float32) + correction
+        parts = choice.reshape(groups, size)
+        sums = np.sort(parts, axis=1)[:, ::-1]
+        best = np.lexsort((np.arange(groups), -(sums[:, 0] + sums[:, 1])))[:kept]
+        open_ids = [e for e in range(experts) if e // size in best]
+        chosen = sorted(open_ids, key=lambda e: (-choice[e], e))[:k]
+        assert indices[row].tolist() == chosen
+        exact = 1 / (1 + np.exp(-logits[row, chosen].astype(np.float64)))
+        exact = exact / exact.sum() * 2.5 if renormalise else exact * 2.5
+        assert (np.abs(weights[row] - exact) <= (k + 8) * EPS * exact).all()
+
+
+@njit
+def found_score(x):
+    """The kernel's own sigmoid."""
+    return np.float32(1) / (np.float32(1) + exp32(-x))
+
+
+@pytest.mark.parametrize(("groups", "kept", "k"), [(5, 1, 1), (4, 0, 1), (4, 5, 1), (12, 3, 1), (4, 1, 4)])
+def test_groups_that_cannot_hold_the_choice_are_refused(groups, kept, k):
+    indices, weights = np.zeros((1, k), np.int32), np.zeros((1, k), np.float32)
+    rule = RoutingRule(renormalise=True, groups=groups, kept_groups=kept)
+    with pytest.raises(UsageError, match="groups"):
+        router("r", values(1, 1, 12), indices, weights, live(1), rule=rule)
 
 
 def test_argmax_takes_the_lower_of_equals_and_passes_over_nan():
@@ -247,14 +315,17 @@ def test_gathered_rows_are_those_of_the_index():
 
 def test_a_batch_refuses_more_rows_and_negative_positions():
     batch = Batch(2)
-    batch.set([1, 2], [0, 5], bases=[0, 64])
-    assert (batch.rows, batch.positions.tolist(), batch.bases.tolist()) == (2, [0, 5], [0, 64])
+    batch.set([1, 2], [0, 5], tables=[8, 16], limits=64, states_in=[2, 5], states_out=[3, 4])
+    assert (batch.rows, batch.positions.tolist(), batch.tables.tolist()) == (2, [0, 5], [8, 16])
+    assert (batch.limits.tolist(), batch.states_in.tolist(), batch.states_out.tolist()) == ([64, 64], [2, 5], [3, 4])
     with pytest.raises(LimitExceeded, match="3 rows in a batch of at most 2"):
         batch.set([1, 2, 3], [0, 1, 2])
-    with pytest.raises(UsageError, match="as many positions"):
-        batch.set([1, 2], [0])
-    with pytest.raises(LimitExceeded, match="never negative"):
-        batch.set([1], [-1])
+    for wrong in ({"positions": [0]}, {"positions": [0, 1], "tables": [8]}):
+        with pytest.raises(UsageError, match="as many positions"):
+            batch.set([1, 2], **wrong)
+    for wrong in ({"positions": [-1]}, {"positions": [1], "limits": -1}):
+        with pytest.raises(LimitExceeded, match="never negative"):
+            batch.set([1], **wrong)
     assert batch.rows == 0
 
 

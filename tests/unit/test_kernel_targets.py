@@ -18,6 +18,7 @@ from compute_node.kernels import (
     ExpertFFN,
     Matrix,
     QuantisedRows,
+    RoutingRule,
     attention,
     combine,
     from_float32,
@@ -29,12 +30,16 @@ from compute_node.kernels import (
     rope,
     router,
 )
+from compute_node.kernels.op import address_of
 
 AVX2 = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+xsave,+cx16"
 EXPECTED = "9100f487ef1982ef22b7963fd9a258bad9fd4515f861be3bb3bb030341e3c562"
 """Changes only if the order of a sum or the form of a function changes, which would change everybody's tokens."""
 EXPECTED_FAST = "77108a9e058f985dad19566c8ccea5d595b14488ef4e71955a77d438954054cf"
 """The same for the fast numerics."""
+EXPECTED_BLOCKS = ("", "")
+"""The same for fp8-e4m3, mxfp4 and int4-g32: exact, fast."""
+BLOCKS = ("fp8-e4m3", "mxfp4", "int4-g32")
 
 
 def values(generator, *shape):
@@ -48,6 +53,16 @@ def weights(generator, weight_format, rows, cols):
     if weight_format == "int8":
         codes = generator.integers(-127, 128, (rows, cols), np.int8)
         return Matrix("int8", rows, cols, codes, generator.random(rows, np.float32) / np.float32(512))
+    if weight_format == "fp8-e4m3":
+        codes = (
+            generator.integers(0, 127, (rows, cols), np.uint8) | generator.integers(0, 2, (rows, cols), np.uint8) << 7
+        )
+        return Matrix(weight_format, rows, cols, codes, generator.random((1, 1), np.float32) / np.float32(2048))
+    if weight_format in BLOCKS:
+        data = generator.integers(0, 256, (rows, -(-cols // 64) * 32), np.uint8)
+        small = generator.integers(116, 122, (rows, 16), np.uint8)  # powers of two from 2^-11 on
+        scales = small if weight_format == "mxfp4" else small.astype(np.uint16) << 7 | 0x35
+        return Matrix(weight_format, rows, cols, data, scales)
     blocks = -(-cols // 128)
     scales = (generator.random((rows, blocks * 2), np.float32) / np.float32(32)).astype(np.float16)
     return Matrix("int4-g64", rows, cols, generator.integers(0, 256, (rows, blocks * 64), np.uint8), scales)
@@ -61,12 +76,13 @@ def quantised(rows, width, x, batch, numerics, weight_format):
     return [quantise_rows("quantise", x, kept, batch)], {"numerics": numerics, "quantised": kept}
 
 
-def digest(numerics):
+def digest(numerics, formats=FORMATS[:4]):
     """SHA-256 over the results of a step with odd sizes, three sequences positions deep in a cache."""
     g = np.random.Generator(np.random.Philox(7))
     rows, hidden, kv_heads, head_dim, experts, k, width = 6, 104, 2, 26, 12, 3, 72
     batch = Batch(rows)
-    batch.set([0] * rows, [0, 63, 64, 130, 131, 132], bases=0)
+    pages = np.arange(3)
+    batch.set([0] * rows, [0, 63, 64, 130, 131, 132], tables=address_of(pages), limits=150)
     x = values(g, rows, hidden)
     found = hashlib.sha256()
     k_cache, v_cache = values(g, kv_heads, 150, head_dim), values(g, kv_heads, 150, head_dim)
@@ -76,7 +92,7 @@ def digest(numerics):
     kv = np.zeros((rows, kv_heads * head_dim), np.float32)
     logits, chosen = np.zeros((rows, experts), np.float32), np.zeros((rows, k), np.int32)
     shares, expert_rows = np.zeros((rows, k), np.float32), np.zeros((rows, k, hidden), np.float32)
-    for weight_format in FORMATS:
+    for weight_format in formats:
         into_q, q_options = quantised(rows, hidden, normed, batch, numerics, weight_format)
         into_o, o_options = quantised(rows, hidden, attended, batch, numerics, weight_format)
         for op in (
@@ -92,7 +108,7 @@ def digest(numerics):
             *into_o,
             matmul("o", weights(g, weight_format, hidden, hidden), attended, normed, batch, **o_options),
             matmul("router", weights(g, "f32", experts, hidden), normed, logits, batch),
-            router("router", logits, chosen, shares, batch, renormalise=True),
+            router("router", logits, chosen, shares, batch, rule=RoutingRule(renormalise=True)),
             *into_q,
         ):
             op()
@@ -115,6 +131,11 @@ def test_the_bits_are_those_that_were_promised(numerics, expected):
     assert digest(numerics) == expected
 
 
+@pytest.mark.parametrize(("numerics", "expected"), list(zip(("exact", "fast"), EXPECTED_BLOCKS, strict=True)))
+def test_the_bits_of_formats_with_small_blocks_are_those_that_were_promised(numerics, expected):
+    assert digest(numerics, BLOCKS) == expected
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names targets of x86-64")
 @pytest.mark.parametrize(("name", "features"), [("haswell", AVX2), ("generic", "")])
 def test_code_for_other_processors_gives_the_same_bits(name, features):
@@ -122,8 +143,8 @@ def test_code_for_other_processors_gives_the_same_bits(name, features):
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve())], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [EXPECTED, EXPECTED_FAST]
+    assert done.stdout.split() == [EXPECTED, EXPECTED_FAST, *EXPECTED_BLOCKS]
 
 
 if __name__ == "__main__":
-    print(digest("exact"), digest("fast"))
+    print(digest("exact"), digest("fast"), digest("exact", BLOCKS), digest("fast", BLOCKS))

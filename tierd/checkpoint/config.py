@@ -13,22 +13,36 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Config"]
+__all__ = ["Config", "text_settings"]
 
 MAX_CONFIG_BYTES: Final = 4 << 20
+
+_COMPOSITES: Final = ("kimi_k25", "qwen3_5_moe")
+_SHARED: Final = ("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
+"""Settings of a composite that also hold for its text model, unless that has its own."""
+
+
+def text_settings(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the text model: `text_config` of a known composite, with its own `model_type`; else all."""
+    text = table.get("text_config")
+    if table.get("model_type") not in _COMPOSITES or not isinstance(text, dict):
+        return table
+    return {name: table[name] for name in ("model_type", *_SHARED) if table.get(name) is not None} | text
 
 
 class Config:
     """The content of config.json.
 
     Attributes:
-        table: the JSON object.
+        table: the JSON object, or the part of it that describes the text model.
         where: the file, for messages.
+        composite: the text model was found inside a model with more to it, such as vision.
     """
 
     def __init__(self, table: Mapping[str, Any], where: str) -> None:
-        self.table = table
+        self.table = text_settings(table)
         self.where = where
+        self.composite = self.table is not table
 
     @classmethod
     def read(cls, folder: Path) -> Config:

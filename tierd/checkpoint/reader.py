@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tierd.checkpoint.config import Config
+from tierd.checkpoint.names import canonical_name
+from tierd.checkpoint.registry import known_family
 from tierd.errors import StoreDamaged, UsageError
 from tierd.store.reading import read_small_file
 from tierd.store.shards import ShardHeader, read_header
@@ -26,7 +28,10 @@ _NUMBERED: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """One tensor of the checkpoint: where its bytes are; `offset` counts from the start of the file."""
+    """One tensor of the checkpoint: where its bytes are; `offset` counts from the start of the file.
+
+    `name` is the published one.
+    """
 
     name: str
     dtype: str
@@ -44,7 +49,7 @@ class Checkpoint:
         folder: where it lies.
         config: its config.json.
         headers: of the shards, by file name in sorted order.
-        tensors: all tensors, by name.
+        tensors: all tensors, by canonical name.
         remarks: what a person should know, though it stops nothing.
     """
 
@@ -79,17 +84,27 @@ class Checkpoint:
         headers: dict[str, ShardHeader],
         listed: Mapping[str, str] | None = None,
     ) -> Checkpoint:
-        """A checkpoint whose headers are known, e.g. from the journal of a conversion that goes on."""
+        """A checkpoint whose headers are known, e.g. from the journal of a conversion that goes on.
+
+        Tensors of a known family get the names that its text model has alone; those of other towers are left out.
+        """
         tensors: dict[str, SourceTensor] = {}
+        family = known_family(config)
+        towers = family.towers if family is not None and config.composite else ()
+        left_out = 0
         for file, header in headers.items():
             for entry in header.tensors.values():
-                other = tensors.get(entry.name)
+                if entry.name.startswith(towers):
+                    left_out += 1
+                    continue
+                name = entry.name if family is None else canonical_name(entry.name)
+                other = tensors.get(name)
                 if other is not None:
                     raise StoreDamaged(
-                        f"{folder / file}: tensor {entry.name} is also in {other.path.name}",
+                        f"{folder / file}: tensor {entry.name} is also in {other.path.name}, as {other.name}",
                         hint="A folder must hold one copy of a model; remove the files of the other one.",
                     )
-                tensors[entry.name] = SourceTensor(
+                tensors[name] = SourceTensor(
                     entry.name, entry.dtype, entry.shape, folder / file, entry.begin, entry.nbytes
                 )
         lost = [name for name, file in (listed or {}).items() if name not in headers[file].tensors]
@@ -97,6 +112,8 @@ class Checkpoint:
             raise missing_tensors(folder, lost, len(tensors), len(headers))
         unfinished = unfinished_downloads(folder)
         remarks = [f"unfinished download left in the folder: {name}" for name in unfinished]
+        if left_out:
+            remarks.append(f"{left_out} tensors of vision and other towers are left out: only text is converted")
         return cls(folder, config, headers, tensors, remarks)
 
 

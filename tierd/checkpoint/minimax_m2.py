@@ -1,0 +1,67 @@
+"""MiniMax M2 (MiniMaxAI/MiniMax-M2): every layer has routed experts, published as w1 (gate), w3 (up), w2 (down)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
+
+if TYPE_CHECKING:
+    from tierd.checkpoint.config import Config
+
+__all__ = ["MINIMAX_M2"]
+
+_BLOCK = "model.layers.{layer}.block_sparse_moe"
+
+
+def _shape(config: Config) -> ModelShape:
+    experts = config.integer("num_local_experts", "num_experts")
+    return ModelShape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        top_k=config.integer("num_experts_per_tok", default=8, high=experts),
+        vocab_size=config.integer("vocab_size"),
+        layers=dict.fromkeys(range(config.integer("num_hidden_layers", high=1 << 16)), experts),
+    )
+
+
+def _dense(config: Config) -> dict[str, DenseSpec]:
+    shape, heads = _shape(config), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", default=shape.hidden_size // heads)
+    kv_heads = config.integer("num_key_value_heads", default=heads)
+    dense = decoder_dense(
+        config, head_dim=head_dim, qk_norm=(heads * head_dim, kv_heads * head_dim), attention_bias=False
+    )
+    for layer, experts in shape.layers.items():
+        block = _BLOCK.format(layer=layer)
+        dense[f"{block}.gate.weight"] = DenseSpec(
+            (experts, shape.hidden_size), keep_precision=True, aliases=(f"model.layers.{layer}.mlp.gate.weight",)
+        )
+        dense[f"{block}.e_score_correction_bias"] = DenseSpec(
+            (experts,),
+            keep_precision=True,
+            aliases=(
+                f"{block}.gate.e_score_correction_bias",
+                f"model.layers.{layer}.mlp.e_score_correction_bias",
+                f"model.layers.{layer}.mlp.gate.e_score_correction_bias",
+            ),
+        )
+    return dense
+
+
+def _drafting(_config: Config) -> tuple[str, ...]:
+    return "model.mtp_modules.", "mtp."
+
+
+MINIMAX_M2 = FamilyMapping(
+    family="minimax_m2",
+    model_types=("minimax_m2",),
+    shape=_shape,
+    dense=_dense,
+    expert=tuple(f"{_BLOCK}.experts.{{expert}}.{part}.weight" for part in ("w1", "w3", "w2")),
+    fused=(
+        StackedForm(f"{_BLOCK}.experts.gate_up_proj", f"{_BLOCK}.experts.down_proj"),
+        StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),
+    ),
+    kept=_drafting,
+)
