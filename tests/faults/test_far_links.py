@@ -1,0 +1,212 @@
+"""Bad links between a far node and its store: cut, stalled, slow; and workers that die or dawdle."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+import time
+
+import pytest
+from daemons import eventually
+from far import WorkerProcess, far_model, open_far, tokens, worker_here
+
+from compute_node.bench.delay_proxy import DelayProxy
+from tierd.errors import DaemonUnavailable, SessionRefused, TierdError
+
+COUNT = 12
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def daemon(serve_module, embedded_store):
+    return serve_module(embedded_store, "--arena", "25%", listen="127.0.0.1:0")
+
+
+@pytest.fixture
+def expected(reference):
+    return reference["token_ids"][:COUNT]
+
+
+@contextlib.contextmanager
+def link_to(address, delay=0.0):
+    proxy = DelayProxy(address, delay=delay)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+@contextlib.contextmanager
+def meanwhile(work):
+    """Something else that happens again and again."""
+    stop = threading.Event()
+
+    def run():
+        while not stop.wait(0.05):
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_bytes_over_a_link_that_is_cut_again_and_again_are_right(daemon, expected):
+    told = []
+    with link_to(daemon.address) as proxy, far_model(open_far(proxy.address, arena="10%", told=told)) as generator:
+        chance = random.Random(1)
+
+        def cut():
+            if chance.random() < 0.3:
+                proxy.cut()
+
+        with meanwhile(cut):
+            assert tokens(generator, COUNT) == expected
+        proxy.cut()
+        assert tokens(generator, COUNT) == expected
+    assert generator.model.source.stats.requested == sum(generator.model.source.stats.outcomes.values())
+
+
+def test_a_link_that_stays_cut_is_one_clear_error_within_the_bound(daemon):
+    with link_to(daemon.address) as proxy:
+        told = []
+        with far_model(open_far(proxy.address, arena="10%", patience=0.5, told=told)) as generator:
+            proxy.cut(refuse=True)
+            with pytest.raises(DaemonUnavailable, match=r"did not come back within 0\.5 s"):
+                tokens(generator, COUNT)
+        assert "went away" in told[0]
+
+
+def test_a_daemon_that_comes_back_with_another_store_is_refused(serve, embedded_store, pattern_store):
+    daemon = serve(embedded_store, listen="127.0.0.1:0")
+    with far_model(open_far(daemon.address, arena="10%")) as generator:
+        daemon.stop()
+        daemon.listen, daemon.store = str(daemon.address), pattern_store.path
+        daemon.start()
+        with pytest.raises(SessionRefused, match=pattern_store.fingerprint[:12]):
+            tokens(generator, COUNT)
+
+
+def test_workers_behind_links_that_stall_and_break_are_replaced(daemon, embedded_store, expected):
+    """One is never heard of again, one is cut off again and again, and what neither does comes as bytes."""
+    told = []
+    with (
+        worker_here(embedded_store) as first,
+        worker_here(embedded_store) as second,
+        link_to(first.address) as lame,
+        link_to(second.address, delay=0.001) as shaky,
+    ):
+        source = open_far(
+            daemon.name, experts="worker", workers=(str(lame.address), str(shaky.address)), worker_seconds=0.3,
+            told=told,
+        )  # fmt: skip
+        with far_model(source) as generator:
+            assert tokens(generator, COUNT) == expected
+            assert set(source.stats.tiers) == {"worker"}
+            lame.stall()
+            assert tokens(generator, 4, "He said that") == tokens(generator, 4, "He said that")
+            assert any("did not answer within 0.3 s" in line for line in told)
+            with meanwhile(shaky.cut):
+                assert tokens(generator, COUNT) == expected
+            assert set(source.stats.tiers) > {"worker"}
+            assert source.stats.requested == sum(source.stats.outcomes.values())
+            lame.stall(stalled=False)
+
+
+def test_a_worker_killed_and_one_paused_cost_no_token(daemon, expected, folder):
+    """Processes; afterwards the killed one is started again and used."""
+    told = []
+    workers = [WorkerProcess(daemon.name, "--patience", "5", folder=folder) for _ in range(2)]
+    killed, paused = workers
+    try:
+        source = open_far(
+            daemon.name, experts="worker", workers=tuple(str(worker.address) for worker in workers),
+            worker_seconds=0.5, told=told,
+        )  # fmt: skip
+        with far_model(source) as generator:
+            killer = threading.Timer(0.02, killed.kill)
+            killer.start()
+            assert tokens(generator, COUNT) == expected
+            killer.join()
+            paused.process.send_signal(signal.SIGSTOP)
+            assert tokens(generator, COUNT, "He said that he") == tokens(generator, COUNT, "He said that he")
+            paused.process.send_signal(signal.SIGCONT)
+            killed.start()
+            eventually(lambda: source._links[0].welcome is not None, 20)
+            before = source.stats.tiers["worker"]
+            time.sleep(0.1)
+            assert tokens(generator, COUNT) == expected
+            assert source.stats.tiers["worker"] > before
+        assert [worker.stop() for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def _trouble(stop, chance, daemon, workers, proxies):
+    """One misfortune after the other."""
+    while not stop.wait(chance.uniform(0.1, 2.0)):
+        proxy = chance.choice(proxies)
+        match chance.randrange(6):
+            case 0:
+                proxy.cut()
+            case 1:
+                proxy.stall()
+                stop.wait(chance.uniform(0.1, 1.5))
+                proxy.stall(stalled=False)
+            case 2:
+                proxy.delay = chance.choice((0.0, 0.001, 0.05))
+            case 3:
+                daemon.kill()
+                daemon.start()
+            case _:
+                worker = chance.choice(workers)
+                worker.kill()
+                worker.start()
+
+
+@pytest.mark.soak
+def test_two_minutes_of_everything_at_once(serve, embedded_store, reference, folder):
+    """Daemon and worker killed and restarted, links cut, stalled and slow, at random."""
+    expected, chance = reference["token_ids"][:24], random.Random()
+    daemon = serve(embedded_store, "--arena", "25%", listen="127.0.0.1:0")
+    daemon.listen = str(daemon.address)
+    workers = [WorkerProcess(daemon.listen, "--patience", "20", folder=folder) for _ in range(2)]
+    proxies = [DelayProxy(address) for address in (daemon.address, *(worker.address for worker in workers))]
+    until, done, errors = time.monotonic() + 120, 0, []
+    stop = threading.Event()
+
+    thread = threading.Thread(target=_trouble, args=(stop, chance, daemon, workers, proxies))
+    thread.start()
+    try:
+        while time.monotonic() < until:
+            how = chance.choice((
+                {"arena": "10%"},
+                {"experts": "worker", "workers": tuple(str(p.address) for p in proxies[1:]), "worker_seconds": 0.5},
+            ))  # fmt: skip
+            try:
+                with far_model(open_far(proxies[0].address, patience=chance.choice((1.0, 30.0)), **how)) as generator:
+                    for _ in range(3):
+                        assert tokens(generator, 24) == expected
+                        done += 1
+            except TierdError as error:
+                errors.append(error)
+    finally:
+        stop.set()
+        thread.join(60)
+        for worker in workers:
+            worker.kill()
+        for proxy in proxies:
+            proxy.close()
+    assert done > 10, errors
+    assert all(error.message for error in errors)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation.by_hand import BrokerByHand
+
+from tierd.broker.fair_reads import FairReads
+from tierd.requests import Outcome, Phase
+
+MISS, JOINED = Outcome.MISS, Outcome.JOINED
+
+
+def test_a_session_that_is_alone_gets_all_its_reads_at_once():
+    begun = []
+    FairReads(begun.append, lambda: 1, lambda: 2).begin(1, range(50))
+    assert begun == list(range(50))
+
+
+def test_sessions_take_turns_behind_a_bound():
+    begun = []
+    reads = FairReads(begun.append, lambda: 3, lambda: 1)
+    reads.begin(1, range(100, 110))
+    reads.begin(2, [200, 201])
+    reads.begin(3, [300])
+    assert begun == [100, 101]
+    for _ in range(20):
+        if flat := next(iter(reads._running), None):
+            reads.ended(flat)
+    assert begun == [100, 101, 102, 200, 300, 103, 201, 104, 105, 106, 107, 108, 109]
+    assert len(reads) == 0
+
+
+def test_an_expert_that_another_wants_too_is_read_in_the_earlier_turn():
+    begun = []
+    reads = FairReads(begun.append, lambda: 2, lambda: 1)
+    reads.begin(1, range(10))
+    reads.joined(2, 9)
+    reads.joined(2, 0)  # that one is being read already
+    reads.ended(0)
+    reads.ended(1)
+    assert begun[:4] == [0, 1, 2, 9]
+    assert Counter(begun + list(reads._owner))[9] == 1
+
+
+def test_reads_that_end_at_once_do_not_pile_up_on_the_stack():
+    begun = []
+
+    def submit(flat):
+        begun.append(flat)
+        reads.ended(flat)
+
+    reads = FairReads(submit, lambda: 2, lambda: 1)
+    reads.begin(1, range(5000))
+    assert begun == list(range(5000))
+
+
+@given(st.lists(st.one_of(st.tuples(st.integers(1, 4), st.integers(1, 6)), st.none()), max_size=30), st.integers(1, 4))
+def test_every_read_begins_exactly_once_and_never_too_many_at_a_time(events, depth):
+    begun, wanted, number = [], [], 0
+    reads = FairReads(begun.append, lambda: 2, lambda: depth)
+    for event in events:
+        if event is not None:
+            session, count = event
+            flats = list(range(number, number + count))
+            number += count
+            wanted += flats
+            reads.begin(session, flats)
+        elif reads._running:
+            reads.ended(min(reads._running))
+        assert len(reads._running) <= 2 * depth
+    while reads._running:
+        reads.ended(min(reads._running))
+    assert sorted(begun) == wanted
+
+
+def test_a_prefill_keeps_another_nodes_token_waiting_for_a_few_reads_only():
+    hand = BrokerByHand(slots=64)
+    prefilling, decoding = hand.session(), hand.session()
+    prefilling.ask(*range(16), phase=Phase.PREFILL)
+    prefilling_asked = len(hand.drive.asked)
+    decoding.ask(0, 1, 2, layer=1)
+    landed = 0
+    while len(decoding.told) < 3:
+        hand.drive.land(next(iter(hand.drive.held)))
+        landed += 1
+    assert prefilling_asked < 16
+    assert landed <= prefilling_asked + 2 * 3
+    assert len(prefilling.told) < 16
+    while hand.drive.held:
+        hand.drive.land(next(iter(hand.drive.held)))
+    assert len(prefilling.told) == 16
+
+
+def test_a_token_need_not_wait_for_its_expert_at_the_end_of_anothers_prefill():
+    hand = BrokerByHand(slots=64)
+    prefilling, decoding = hand.session(), hand.session()
+    prefilling.ask(*range(16), phase=Phase.PREFILL)
+    decoding.ask(15)
+    landed = 0
+    while not decoding.told:
+        hand.drive.land(next(iter(hand.drive.held)))
+        landed += 1
+    assert decoding.told == [(15, JOINED)]
+    assert landed < 15
+    assert hand.drive.asked.count(15) == 1
