@@ -42,7 +42,15 @@ def _root(
 def build_app() -> typer.Typer:
     """The command line with all commands; imports the kernels, which takes about a second."""
     # See above; --version need not wait.
-    from compute_node.commands import bench, chat, check_oracle, evaluate, generate  # noqa: PLC0415
+    from compute_node.commands import (  # noqa: PLC0415
+        bench,
+        chat,
+        check_oracle,
+        evaluate,
+        fit_predictor,
+        generate,
+        worker,
+    )
 
     app = typer.Typer(
         name="compute-node",
@@ -52,7 +60,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (generate, chat, check_oracle, evaluate, bench):
+    for command in (generate, chat, check_oracle, evaluate, fit_predictor, worker, bench):
         command.register(app)
     return app
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from compute_node import embedded
-from tierd.addresses import Address
+from tierd.addresses import Address, parse_address
 from tierd.checkpoint.convert import convert
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.client.loop_thread import LoopThread
@@ -89,6 +89,8 @@ class Daemon:
         host, _, port = found[1].rpartition(":")
         path = found[1].removeprefix("unix:") if found[1].startswith("unix:") else None
         self.address = Address(path=Path(path)) if path else Address(host=host, port=int(port))
+        apart = re.search(r"^for this host (\S+)$", self.log, flags=re.MULTILINE)
+        self.local = parse_address(apart[1], option="local") if apart else self.address
 
     @property
     def log(self):
@@ -100,7 +102,7 @@ class Daemon:
         return [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
 
     def stats(self):
-        return stats_object(on_loop(fetch_stats(self.address)))
+        return stats_object(on_loop(fetch_stats(self.local)))
 
     def check_sums(self):
         """Whatever happened: every request is decided once or pending, and so is every hinted expert."""

@@ -114,7 +114,7 @@ class Rig:
         """The record's bytes, which must be right; raises what a caller would be told."""
         deadline = asyncio.get_running_loop().time() + seconds
         with self.reader.session() as session:
-            record = await session.read(layer, expert, deadline)
+            record, _ = await session.read(layer, expert, deadline)
         assert record == expected_record(self.store.manifest, layer, expert)
         return record
 

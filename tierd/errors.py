@@ -7,6 +7,7 @@ Commands print both and leave with `exit_code`: 1 a problem was found, 2 wrong u
 from __future__ import annotations
 
 __all__ = [
+    "AccessDenied",
     "ArenaError",
     "ChecksumMismatch",
     "DaemonUnavailable",
@@ -52,6 +53,10 @@ class LimitExceeded(UsageError):
 
 class SessionRefused(UsageError):
     """Daemon and node do not serve the same store, numerics or protocol version."""
+
+
+class AccessDenied(UsageError):
+    """A peer that did not show the token or certificate that is asked for."""
 
 
 class StoreDamaged(TierdError):

@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from tierd.errors import (
+    AccessDenied,
     ChecksumMismatch,
     DaemonUnavailable,
     DataLoss,
@@ -29,6 +30,7 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "CHUNK_BYTES",
     "KEEPALIVE_SECONDS",
+    "MAX_MESSAGE_BYTES",
     "MAX_NAME_LENGTH",
     "PROTOCOL",
     "begin",
@@ -50,7 +52,10 @@ MAX_NAME_LENGTH = 64
 KEEPALIVE_SECONDS = 10.0
 """Silence after which a peer is asked for a sign of life; it has half as long again to give one."""
 
-_MAX_MESSAGE_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
+"""Largest message that is sent or taken, whatever it is."""
+
+_MAX_CONNECTIONS = 8192
 
 
 def _keepalive(seconds: float) -> list[tuple[str, int | str]]:
@@ -65,8 +70,8 @@ def _keepalive(seconds: float) -> list[tuple[str, int | str]]:
 
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     *_keepalive(KEEPALIVE_SECONDS),
     ("grpc.use_local_subchannel_pool", 1),
     # Despite its name this bounds an attempt to connect: a daemon on a busy machine may need a while to say hello.
@@ -77,14 +82,23 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def server_options(*, keepalive_seconds: float) -> list[tuple[str, int | str]]:
-    """The daemon's side. A node that is silent for one and a half times `keepalive_seconds` has left."""
+def server_options(*, keepalive_seconds: float, most_received: int = 256 << 10) -> list[tuple[str, int | str]]:
+    """The server's side.
+
+    Args:
+        keepalive_seconds: a node that is silent for one and a half times as long has left.
+        most_received: bytes of the largest message that clients may send.
+    """
     return [
-        # Clients send control messages only; an acquire of every expert of a layer is a few kilobytes.
-        ("grpc.max_receive_message_length", 256 << 10),
-        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        # To a daemon clients send control messages only; an acquire of every expert of a layer is a few kilobytes.
+        ("grpc.max_receive_message_length", most_received),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", 256),
         ("grpc.max_metadata_size", 16 << 10),
+        # Who connects and says nothing, or never ends the TLS handshake, goes again.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 300_000),
+        ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
         *_keepalive(keepalive_seconds),
         # The server must permit the client's pings.
         ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
@@ -135,6 +149,7 @@ _STATUS: list[tuple[type[TierdError], grpc.StatusCode]] = [
     (DriveError, grpc.StatusCode.UNAVAILABLE),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (DaemonUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (AccessDenied, grpc.StatusCode.UNAUTHENTICATED),
     (LimitExceeded, grpc.StatusCode.INVALID_ARGUMENT),
     (SessionRefused, grpc.StatusCode.FAILED_PRECONDITION),
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -152,17 +167,26 @@ def status_of(error: TierdError) -> grpc.StatusCode:
 def error_of(error: grpc.aio.AioRpcError, peer: str) -> TierdError:
     """The error that a status code of `peer` stands for on this side."""
     detail = error.details() or error.code().name
+    found: TierdError
     match error.code():
         case grpc.StatusCode.DATA_LOSS:
-            return DataLoss(detail)
+            found = DataLoss(detail)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(f"{peer}: {detail}")
+            found = DeadlineExceeded(f"{peer}: {detail}")
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return LimitExceeded(f"{peer} refused: {detail}")
-        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.UNIMPLEMENTED:
-            return SessionRefused(f"{peer} refused: {detail}")
+            found = LimitExceeded(f"{peer} refused: {detail}")
+        case grpc.StatusCode.UNAUTHENTICATED:
+            found = AccessDenied(f"{peer} refused: {detail}")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            found = SessionRefused(
+                f"{peer} does not offer this call: {detail}",
+                hint="A daemon that serves other hosts answers operators on its --local socket only.",
+            )
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            found = SessionRefused(f"{peer} refused: {detail}")
         case _:
-            return DaemonUnavailable(f"no answer from {peer}: {detail}")
+            found = DaemonUnavailable(f"no answer from {peer}: {detail}")
+    return found
 
 
 def plain_object(message: Message) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -13,7 +14,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, Pydant
 
 from tierd.errors import UsageError
 
-__all__ = ["HistoryMode", "LayeredSettings", "ServeSettings"]
+__all__ = ["HistoryMode", "LayeredSettings", "PrefetchMode", "ProfileMode", "ServeSettings"]
 
 
 class HistoryMode(StrEnum):
@@ -25,11 +26,18 @@ class HistoryMode(StrEnum):
 
 
 class PrefetchMode(StrEnum):
-    """What a daemon does with hints."""
+    """What a daemon does with hints, and whether it makes guesses."""
 
     OFF = "off"
     ON = "on"
     AUTO = "auto"
+
+
+class ProfileMode(StrEnum):
+    """Whether settings that `tierd tune` found are used."""
+
+    AUTO = "auto"
+    OFF = "off"
 
 
 _FILE_KEY = "_from_file"
@@ -60,18 +68,21 @@ class LayeredSettings(BaseSettings):
         )
 
     @classmethod
-    def load(cls, *, config: Path | None, table: str, flags: dict[str, Any]) -> Self:
+    def load(
+        cls, *, config: Path | None, table: str, flags: dict[str, Any], tuned: Mapping[str, Any] | None = None
+    ) -> Self:
         """The settings in force.
 
         Args:
             config: a TOML file, or None.
             table: the table of that file which holds these settings, such as `serve`.
             flags: what the command line gave; None means not given.
+            tuned: defaults that were found best for this machine; they give way to everything else.
 
         Raises:
             UsageError: the file cannot be read, or a value or name is wrong; says which one and where it came from.
         """
-        from_file = _read_table(config, table) if config is not None else {}
+        from_file = {**(tuned or {}), **(_read_table(config, table) if config is not None else {})}
         given = {name: value for name, value in flags.items() if value is not None}
         values: dict[str, Any] = {_FILE_KEY: from_file} | given
         try:
@@ -102,7 +113,18 @@ class ServeSettings(LayeredSettings):
 
     model_config = SettingsConfigDict(env_prefix="TIERD_", extra="forbid", frozen=True)
 
-    listen: str = Field("", description="where nodes connect: unix:PATH or a loopback HOST:PORT")
+    listen: str = Field("", description="where nodes connect: unix:PATH or HOST:PORT")
+    tls_cert: Path | None = Field(
+        None, description="PEM file with the daemon's certificate; read again when it changes"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the key of that certificate")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of the authorities whose certificates nodes must have; without it they need none"
+    )
+    token_file: Path | None = Field(None, description="file of tokens, one of which every node must show")
+    insecure: bool = Field(False, description="listen beyond this host without TLS and tokens")
+    reflection: bool = Field(False, description="let clients ask which calls there are (gRPC reflection)")
+    local: str = Field("", description="where this host's nodes and operators connect if --listen is for others")
     http: str = Field("127.0.0.1:9480", description="where /metrics, /healthz and /readyz answer; `off` for nowhere")
     arena: str = Field("25%", description="RAM for expert bytes: an amount, or a share of the model's experts")
     ram: str = Field("", description="RAM of the whole daemon: an amount, a share of the host, or `auto`")
@@ -110,6 +132,10 @@ class ServeSettings(LayeredSettings):
     policy: str = Field("expected-frequency", description="who leaves RAM")
     drive_threads: int | None = Field(
         None, ge=1, le=64, description="reads in flight per drive; without it, what a short measurement finds best"
+    )
+    direct: bool = Field(True, description="read drives past the page cache where that is possible")
+    profile: ProfileMode = Field(
+        ProfileMode.AUTO, description="`auto` uses what `tierd tune` found, where nothing else is said; `off` does not"
     )
     mirror: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="directories with copies of shards, each DIR or DIR=WEIGHT; in the environment with : between"
@@ -121,6 +147,9 @@ class ServeSettings(LayeredSettings):
     fault_plan: Path | None = Field(None, description="file that says which reads to damage on purpose, for tests")
     prefetch: PrefetchMode = Field(
         PrefetchMode.AUTO, description="hints of nodes: `off`, `on`, or `auto`, only as far as they shorten waits"
+    )
+    guess: PrefetchMode = Field(
+        PrefetchMode.OFF, description="guesses for nodes that send no hints: `off`, `on`, or `auto`, while they pay"
     )
     history: HistoryMode = Field(
         HistoryMode.ON, description="usage history: `on`, `read` (never written) or `off`; it warms the next start"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compute_node.commands import options
+from compute_node.commands import far_options, options
 from compute_node.commands.opening import Opened, open_store
 from compute_node.commands.report import AnswerReport, snapshot
 from compute_node.engine.generate import Finished, GenerationParams
@@ -43,13 +43,27 @@ def generate(
     repetition_penalty: options.Penalty = None,
     seed: options.Seed = None,
     numerics: options.Numerics = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    kv_cache: options.KVCacheBudget = None,
     in_process: options.InProcessFlag = None,
     arena: options.Arena = None,
     patience: options.Patience = None,
     messages: options.Messages = None,
     prefetch: options.Prefetch = None,
+    profile: options.Profile = None,
+    experts: far_options.Experts = None,
+    worker: far_options.Workers = None,
+    worker_seconds: far_options.WorkerSeconds = None,
+    store_cache: far_options.StoreCacheSize = None,
+    tls_ca: far_options.TlsCa = None,
+    tls_client_cert: far_options.TlsClientCert = None,
+    tls_client_key: far_options.TlsClientKey = None,
+    token_file: far_options.TokenFile = None,
+    plaintext: far_options.Plaintext = None,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
@@ -69,13 +83,27 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
         numerics=numerics,
+        engine=engine,
+        device=device,
+        vram=vram,
         threads=threads,
         context=context,
+        kv_cache=kv_cache,
         in_process=in_process,
         arena=arena,
         patience=patience,
         messages=messages,
         prefetch=prefetch,
+        profile=profile,
+        experts=experts,
+        worker=tuple(worker) if worker else None,
+        worker_seconds=worker_seconds,
+        store_cache=store_cache,
+        tls_ca=tls_ca,
+        tls_client_cert=tls_client_cert,
+        tls_client_key=tls_client_key,
+        token_file=token_file,
+        plaintext=plaintext,
     )
     stops = [options.unicode_text(item, option="--stop") for item in stop or []]
     params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)

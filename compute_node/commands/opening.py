@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from compute_node.commands.options import model_options
+from compute_node.commands.engine_choice import NATIVE, choose_engine, make_model
+from compute_node.commands.far_options import far_options
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path
+from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.model import Model
-from compute_node.prediction.table_file import TableFile
+from compute_node.prediction.hinting import Hinting
+from compute_node.prediction.table_file import PREDICTOR, TableFile
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.arena_source import ArenaSource
@@ -22,6 +25,7 @@ from tierd.client.loop_thread import LoopThread
 from tierd.client.open import open_source
 from tierd.client.source import ExpertSource
 from tierd.errors import TierdError
+from tierd.profiles import load_profile
 from tierd.state import state_directory
 
 __all__ = ["Opened", "daemon_stats", "open_store"]
@@ -42,7 +46,7 @@ class Opened:
     """
 
     source: ExpertSource
-    model: Model
+    model: LanguageModel
     tokenizer: Tokenizer | None
     generator: Generator
     kernel_path: str
@@ -59,13 +63,16 @@ class Opened:
 
 
 @contextmanager
-def open_store(store: str, settings: NodeSettings, *, name: str, console: Console | None = None) -> Iterator[Opened]:
+def open_store(
+    store: str, settings: NodeSettings, *, name: str, serving: bool = False, console: Console | None = None
+) -> Iterator[Opened]:
     """Opens STORE and loads its dense weights; closes everything, a private daemon included, at the end.
 
     Args:
         store: a directory, `unix:PATH`, or `host:port`.
-        settings: numerics, threads, context, arena, in-process.
+        settings: numerics, threads, context, arena, in-process, and how far daemons are reached.
         name: of this node, for the daemon's logs.
+        serving: the model has a place for as many sequences as may run at once, instead of one.
         console: shows on a terminal that something is being loaded.
 
     Raises:
@@ -78,22 +85,43 @@ def open_store(store: str, settings: NodeSettings, *, name: str, console: Consol
         arena=settings.arena,
         patience=settings.patience,
         messages=settings.messages,
+        far=far_options(settings),
         name=name,
         numerics=settings.numerics,
         kernel_path=path,
     )
     with closing(source):
+        settings = _tuned(settings, source.store.fingerprint)
+        engine, why = choose_engine(source.store, settings.engine)
+        if engine != NATIVE:
+            path = "transformers"
+            _say(f"the engine is {engine}: {why}")
         if console is not None and console.is_terminal:
             with console.status(f"loading {source.store.manifest.dense_bytes / 1e9:.2f} GB of dense weights"):
-                model = Model(source, model_options(settings))
+                model = make_model(source, settings, engine=engine, serving=serving)
         else:
-            model = Model(source, model_options(settings))
+            model = make_model(source, settings, engine=engine, serving=serving)
         tables = None
-        if settings.history and source.step_memory is not None:
+        if settings.history and source.step_memory is not None and isinstance(model, Model):
             tables = TableFile(state_directory() / "nodes", source.store.fingerprint)
-        with model, _remembering(tables, model):
+            if isinstance(model.hinting, Hinting):
+                fitted = TableFile(state_directory() / "nodes", source.store.fingerprint, PREDICTOR)
+                _say(fitted.load(model.hinting.guesses))
+        with closing(model), _remembering(tables, model):
             tokenizer = Tokenizer.from_store(source.store)
             yield Opened(source, model, tokenizer, Generator(model, tokenizer), path)
+
+
+def _tuned(settings: NodeSettings, fingerprint: str) -> NodeSettings:
+    """The settings, with what `tierd tune` found for this store on this machine below all that was said."""
+    if settings.profile == "off":
+        return settings
+    profile, problem = load_profile(fingerprint)
+    _say(problem)
+    if profile is None:
+        return settings
+    found = profile.node.model_dump(exclude_none=True, exclude=settings.model_fields_set)
+    return settings.model_copy(update=found)
 
 
 def daemon_stats(source: ExpertSource) -> DaemonStats | None:
@@ -107,9 +135,9 @@ def daemon_stats(source: ExpertSource) -> DaemonStats | None:
 
 
 @contextmanager
-def _remembering(tables: TableFile | None, model: Model) -> Iterator[None]:
+def _remembering(tables: TableFile | None, model: LanguageModel) -> Iterator[None]:
     """Goes on from the token tables of earlier runs, and leaves them to later ones."""
-    if tables is None:
+    if tables is None or not isinstance(model, Model):
         yield
         return
     _say(tables.load(model.token_table))

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.engine.executor import Executor
-from compute_node.kernels import ExpertFFN, ExpertLayout
-from compute_node.models.decoder import DecoderProgram
-from tierd.client.source import ExpertSource, Phase
+from compute_node.kernels import ExpertFFN, ExpertLayout, QuantisedRows
+from tierd.client.source import ExpertSource, Phase, RowSource
 from tierd.errors import StoreDamaged, TierdError
 from tierd.store.geometry import Geometry
 from tierd.store.records import RecordLayout
 
-__all__ = ["Assignments", "ExpertPoint", "assign_routes", "kernel_layout"]
+__all__ = ["Assignments", "ExpertBuffers", "ExpertPoint", "assign_routes", "kernel_layout"]
 
 Assignments = dict[int, tuple[list[int], list[int]]]
 """Per expert the rows it is applied to, and the router rank it has in each of them."""
+
+
+class ExpertBuffers(Protocol):
+    """What experts read and write; see `DecoderProgram`."""
+
+    @property
+    def expert_input(self) -> NDArray[np.float32]:
+        """What the experts are applied to: float32 [rows, H]."""
+
+    @property
+    def expert_quantised(self) -> QuantisedRows | None:
+        """The same as signed bytes, where experts want it."""
+
+    @property
+    def expert_rows(self) -> NDArray[np.float32]:
+        """One row per token and router rank: float32 [rows, top_k, H]."""
+
+    @property
+    def route_indices(self) -> NDArray[np.int32]:
+        """Experts in router order, -1 for none: int32 [rows, top_k]."""
+
+    @property
+    def route_weights(self) -> NDArray[np.float32]:
+        """Their weights: float32 [rows, top_k]."""
 
 
 def assign_routes(indices: NDArray[np.int32]) -> Assignments:
     """Gathers the rows of each chosen expert.
 
     Args:
-        indices: int32 [rows, top_k], experts of each row in router order.
+        indices: int32 [rows, top_k], experts of each row in router order, -1 for none.
 
     Returns:
         Experts in the order in which the router ranked them: first choices of all rows, then second choices, and so on.
@@ -34,6 +58,8 @@ def assign_routes(indices: NDArray[np.int32]) -> Assignments:
     for rank, column in enumerate(indices.T.tolist()):
         for row, expert in enumerate(column):
             found = assignments.get(expert)
+            if expert < 0:
+                continue
             if found is None:
                 assignments[expert] = ([row], [rank])
             else:
@@ -43,7 +69,7 @@ def assign_routes(indices: NDArray[np.int32]) -> Assignments:
 
 
 def kernel_layout(layout: RecordLayout, hidden_size: int, intermediate_size: int) -> ExpertLayout:
-    """Where the kernels find the six parts of a record; -1 for scales that the format does not have."""
+    """Where the kernels find the parts of a record; -1 for scales and biases that it does not have."""
     offsets = {part.name: part.offset for part in layout.parts}
     if layout.part("gate").shape[0] != intermediate_size or layout.part("down").shape[0] != hidden_size:
         raise StoreDamaged("the record layout does not have the model's expert sizes")
@@ -57,6 +83,10 @@ def kernel_layout(layout: RecordLayout, hidden_size: int, intermediate_size: int
         up_scales=offsets.get("up.scales", -1),
         down_data=offsets["down"],
         down_scales=offsets.get("down.scales", -1),
+        gate_bias=offsets.get("gate.bias", -1),
+        up_bias=offsets.get("up.bias", -1),
+        down_bias=offsets.get("down.bias", -1),
+        activation=layout.activation,
     )
 
 
@@ -79,7 +109,7 @@ class ExpertPoint:
         self,
         source: ExpertSource,
         geometry: Geometry,
-        program: DecoderProgram,
+        program: ExpertBuffers,
         executor: Executor,
         *,
         numerics: str,
@@ -87,17 +117,18 @@ class ExpertPoint:
     ) -> None:
         self._run = executor.run_each if by_ops else executor.run
         self._source = source
+        self._elsewhere = source if isinstance(source, RowSource) else None
         self._program = program
         self.experts_chosen = 0
-        built: dict[str, ExpertFFN] = {}
+        built: dict[tuple[str, str], ExpertFFN] = {}
         layouts = [
             kernel_layout(layout, geometry.hidden_size, geometry.intermediate_size) for layout in geometry.layouts
         ]
         self._layers: dict[int, tuple[ExpertFFN, ExpertLayout]] = {}
         for entry in geometry.layers:
             layout = layouts[entry.layout]
-            if layout.format not in built:
-                built[layout.format] = ExpertFFN(
+            if layout.kind not in built:
+                built[layout.kind] = ExpertFFN(
                     f"expert ({layout.format})",
                     program.expert_input,
                     program.expert_rows,
@@ -105,8 +136,9 @@ class ExpertPoint:
                     format=layout.format,
                     numerics=numerics,
                     quantised=program.expert_quantised,
+                    activation=layout.activation,
                 )
-            self._layers[entry.layer] = (built[layout.format], layout)
+            self._layers[entry.layer] = (built[layout.kind], layout)
 
     def run(
         self,
@@ -148,9 +180,14 @@ class ExpertPoint:
             used.add(expert)
 
         self.experts_chosen += len(assignments)
-        if meanwhile is None:
-            self._source.visit(layer, list(assignments), use, step=step, phase=phase)
-        else:
+        wanted = list(assignments)
+        if self._elsewhere is not None:
+            inputs, outputs = program.expert_input[:rows], program.expert_rows[:rows]
+            wanted = list(self._elsewhere.compute(layer, indices, inputs, outputs, step=step, phase=phase))
+            used.update(assignments.keys() - set(wanted))
+        if meanwhile is None and wanted:
+            self._source.visit(layer, wanted, use, step=step, phase=phase)
+        elif meanwhile is not None:
 
             def wait() -> None:
                 # Rows of the others hold anything at all, so they must not even be multiplied by 0.
@@ -158,7 +195,7 @@ class ExpertPoint:
                 rows_there = np.where(there, program.expert_rows[:rows], np.float32(0))
                 meanwhile(layer, np.einsum("rk,rkh->rh", program.route_weights[:rows], rows_there))
 
-            self._source.visit(layer, list(assignments), use, step=step, phase=phase, meanwhile=wait)
+            self._source.visit(layer, wanted, use, step=step, phase=phase, meanwhile=wait)
         if len(used) != len(assignments):
             lacking = sorted(set(assignments) - used)
             raise TierdError(f"layer {layer}: the expert source did not deliver experts {lacking[:8]}")

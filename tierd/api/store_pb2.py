@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tierd/api/store.proto\x12\x08tierd.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xa3\x01\n\x10\x44\x65scribeResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08manifest\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\r\n\x05tiers\x18\x05 \x03(\t\x12\x13\n\x0b\x61rena_bytes\x18\x06 \x01(\x04\x12\x12\n\nslot_bytes\x18\x07 \x01(\x04\x12\r\n\x05slots\x18\x08 \x01(\r\"\x1f\n\x0fReadFileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10ReadFileResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"!\n\x10ReadDenseRequest\x12\r\n\x05names\x18\x01 \x03(\t\"D\n\x11ReadDenseResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"I\n\x12ReadExpertsRequest\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x02 \x03(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\"V\n\x13ReadExpertsResponse\x12\x0e\n\x06\x65xpert\x18\x01 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04xxh3\x18\x03 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\xac\x02\n\x0cStoreService\x12\x41\n\x08\x44\x65scribe\x12\x19.tierd.v1.DescribeRequest\x1a\x1a.tierd.v1.DescribeResponse\x12\x43\n\x08ReadFile\x12\x19.tierd.v1.ReadFileRequest\x1a\x1a.tierd.v1.ReadFileResponse0\x01\x12\x46\n\tReadDense\x12\x1a.tierd.v1.ReadDenseRequest\x1a\x1b.tierd.v1.ReadDenseResponse0\x01\x12L\n\x0bReadExperts\x12\x1c.tierd.v1.ReadExpertsRequest\x1a\x1d.tierd.v1.ReadExpertsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tierd/api/store.proto\x12\x08tierd.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xa3\x01\n\x10\x44\x65scribeResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08manifest\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\r\n\x05tiers\x18\x05 \x03(\t\x12\x13\n\x0b\x61rena_bytes\x18\x06 \x01(\x04\x12\x12\n\nslot_bytes\x18\x07 \x01(\x04\x12\r\n\x05slots\x18\x08 \x01(\r\"\x1f\n\x0fReadFileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10ReadFileResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x12\n\x10ReadIndexRequest\"6\n\x11ReadIndexResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"!\n\x10ReadDenseRequest\x12\r\n\x05names\x18\x01 \x03(\t\"D\n\x11ReadDenseResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x81\x01\n\x12ReadExpertsRequest\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x02 \x03(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x0f\n\x07prefill\x18\x04 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x10\n\x08repeated\x18\x06 \x01(\x08\"u\n\x13ReadExpertsResponse\x12\x0e\n\x06\x65xpert\x18\x01 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04xxh3\x18\x03 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0c\n\x04tier\x18\x06 \x01(\r2\xf4\x02\n\x0cStoreService\x12\x41\n\x08\x44\x65scribe\x12\x19.tierd.v1.DescribeRequest\x1a\x1a.tierd.v1.DescribeResponse\x12\x43\n\x08ReadFile\x12\x19.tierd.v1.ReadFileRequest\x1a\x1a.tierd.v1.ReadFileResponse0\x01\x12\x46\n\tReadIndex\x12\x1a.tierd.v1.ReadIndexRequest\x1a\x1b.tierd.v1.ReadIndexResponse0\x01\x12\x46\n\tReadDense\x12\x1a.tierd.v1.ReadDenseRequest\x1a\x1b.tierd.v1.ReadDenseResponse0\x01\x12L\n\x0bReadExperts\x12\x1c.tierd.v1.ReadExpertsRequest\x1a\x1d.tierd.v1.ReadExpertsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,14 +39,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READFILEREQUEST']._serialized_end=251
   _globals['_READFILERESPONSE']._serialized_start=253
   _globals['_READFILERESPONSE']._serialized_end=306
-  _globals['_READDENSEREQUEST']._serialized_start=308
-  _globals['_READDENSEREQUEST']._serialized_end=341
-  _globals['_READDENSERESPONSE']._serialized_start=343
-  _globals['_READDENSERESPONSE']._serialized_end=411
-  _globals['_READEXPERTSREQUEST']._serialized_start=413
-  _globals['_READEXPERTSREQUEST']._serialized_end=486
-  _globals['_READEXPERTSRESPONSE']._serialized_start=488
-  _globals['_READEXPERTSRESPONSE']._serialized_end=574
-  _globals['_STORESERVICE']._serialized_start=577
-  _globals['_STORESERVICE']._serialized_end=877
+  _globals['_READINDEXREQUEST']._serialized_start=308
+  _globals['_READINDEXREQUEST']._serialized_end=326
+  _globals['_READINDEXRESPONSE']._serialized_start=328
+  _globals['_READINDEXRESPONSE']._serialized_end=382
+  _globals['_READDENSEREQUEST']._serialized_start=384
+  _globals['_READDENSEREQUEST']._serialized_end=417
+  _globals['_READDENSERESPONSE']._serialized_start=419
+  _globals['_READDENSERESPONSE']._serialized_end=487
+  _globals['_READEXPERTSREQUEST']._serialized_start=490
+  _globals['_READEXPERTSREQUEST']._serialized_end=619
+  _globals['_READEXPERTSRESPONSE']._serialized_start=621
+  _globals['_READEXPERTSRESPONSE']._serialized_end=738
+  _globals['_STORESERVICE']._serialized_start=741
+  _globals['_STORESERVICE']._serialized_end=1113
 # @@protoc_insertion_point(module_scope)

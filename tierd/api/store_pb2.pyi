@@ -118,6 +118,43 @@ class ReadFileResponse(_message.Message):
 Global___ReadFileResponse: _TypeAlias = ReadFileResponse  # noqa: Y015
 
 @_typing.final
+class ReadIndexRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadIndexRequest: _TypeAlias = ReadIndexRequest  # noqa: Y015
+
+@_typing.final
+class ReadIndexResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    total_bytes: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        total_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadIndexResponse: _TypeAlias = ReadIndexResponse  # noqa: Y015
+
+@_typing.final
 class ReadDenseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -169,8 +206,17 @@ class ReadExpertsRequest(_message.Message):
     LAYER_FIELD_NUMBER: _builtins.int
     EXPERTS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     deadline_ms: _builtins.int
+    prefill: _builtins.bool
+    """Whether a prompt is computed, not a token."""
+    fingerprint: _builtins.str
+    """Of the store that the reader means; FAILED_PRECONDITION if the daemon serves another. Empty: whatever it is."""
+    repeated: _builtins.bool
+    """True when the same experts were asked for before: they are counted once."""
     @_builtins.property
     def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -179,10 +225,13 @@ class ReadExpertsRequest(_message.Message):
         layer: _builtins.int = ...,
         experts: _abc.Iterable[_builtins.int] | None = ...,
         deadline_ms: _builtins.int = ...,
+        prefill: _builtins.bool = ...,
+        fingerprint: _builtins.str = ...,
+        repeated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "experts", b"experts", "layer", b"layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "experts", b"experts", "fingerprint", b"fingerprint", "layer", b"layer", "prefill", b"prefill", "repeated", b"repeated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,11 +245,18 @@ class ReadExpertsResponse(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     XXH3_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     expert: _builtins.int
     total_bytes: _builtins.int
     xxh3: _builtins.int
     """xxh3-64 of the whole record, for the receiver to check."""
     data: _builtins.bytes
+    outcome: _builtins.str
+    """How the daemon came by it: "hit", "miss" or "joined"; and the position in DescribeResponse.tiers of the tier that
+    had it.
+    """
+    tier: _builtins.int
     def __init__(
         self,
         *,
@@ -208,10 +264,12 @@ class ReadExpertsResponse(_message.Message):
         total_bytes: _builtins.int = ...,
         xxh3: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        outcome: _builtins.str = ...,
+        tier: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "expert", b"expert", "total_bytes", b"total_bytes", "xxh3", b"xxh3"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "expert", b"expert", "outcome", b"outcome", "tier", b"tier", "total_bytes", b"total_bytes", "xxh3", b"xxh3"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class StoreServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Where the daemon is reached from other hosts, every call shows a token: the header `authorization: Bearer TOKEN`.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -44,6 +45,11 @@ class StoreServiceStub:
                 request_serializer=tierd_dot_api_dot_store__pb2.ReadFileRequest.SerializeToString,
                 response_deserializer=tierd_dot_api_dot_store__pb2.ReadFileResponse.FromString,
                 _registered_method=True)
+        self.ReadIndex = channel.unary_stream(
+                '/tierd.v1.StoreService/ReadIndex',
+                request_serializer=tierd_dot_api_dot_store__pb2.ReadIndexRequest.SerializeToString,
+                response_deserializer=tierd_dot_api_dot_store__pb2.ReadIndexResponse.FromString,
+                _registered_method=True)
         self.ReadDense = channel.unary_stream(
                 '/tierd.v1.StoreService/ReadDense',
                 request_serializer=tierd_dot_api_dot_store__pb2.ReadDenseRequest.SerializeToString,
@@ -57,7 +63,8 @@ class StoreServiceStub:
 
 
 class StoreServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Where the daemon is reached from other hosts, every call shows a token: the header `authorization: Bearer TOKEN`.
+    """
 
     def Describe(self, request, context):
         """The manifest and what the daemon adds to it.
@@ -68,6 +75,13 @@ class StoreServiceServicer:
 
     def ReadFile(self, request, context):
         """A text file of the store: config, tokenizer, chat template. INVALID_ARGUMENT for a name not in the manifest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadIndex(self, request, context):
+        """The index of the experts' records, experts.npy, with the checksum of each; the manifest has the index's own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +114,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     request_deserializer=tierd_dot_api_dot_store__pb2.ReadFileRequest.FromString,
                     response_serializer=tierd_dot_api_dot_store__pb2.ReadFileResponse.SerializeToString,
             ),
+            'ReadIndex': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadIndex,
+                    request_deserializer=tierd_dot_api_dot_store__pb2.ReadIndexRequest.FromString,
+                    response_serializer=tierd_dot_api_dot_store__pb2.ReadIndexResponse.SerializeToString,
+            ),
             'ReadDense': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadDense,
                     request_deserializer=tierd_dot_api_dot_store__pb2.ReadDenseRequest.FromString,
@@ -119,7 +138,8 @@ def add_StoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StoreService:
-    """Missing associated documentation comment in .proto file."""
+    """Where the daemon is reached from other hosts, every call shows a token: the header `authorization: Bearer TOKEN`.
+    """
 
     @staticmethod
     def Describe(request,
@@ -165,6 +185,33 @@ class StoreService:
             '/tierd.v1.StoreService/ReadFile',
             tierd_dot_api_dot_store__pb2.ReadFileRequest.SerializeToString,
             tierd_dot_api_dot_store__pb2.ReadFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tierd.v1.StoreService/ReadIndex',
+            tierd_dot_api_dot_store__pb2.ReadIndexRequest.SerializeToString,
+            tierd_dot_api_dot_store__pb2.ReadIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StoreServiceStub:
+    """Where the daemon is reached from other hosts, every call shows a token: the header `authorization: Bearer TOKEN`."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -35,6 +37,8 @@ class StoreServiceStub:
     """The manifest and what the daemon adds to it."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadFileRequest, _store_pb2.ReadFileResponse]
     """A text file of the store: config, tokenizer, chat template. INVALID_ARGUMENT for a name not in the manifest."""
+    ReadIndex: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadIndexRequest, _store_pb2.ReadIndexResponse]
+    """The index of the experts' records, experts.npy, with the checksum of each; the manifest has the index's own."""
     ReadDense: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadDenseRequest, _store_pb2.ReadDenseResponse]
     """Dense tensors by name, each in chunks; checked against its checksum before the first chunk is sent."""
     ReadExperts: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadExpertsRequest, _store_pb2.ReadExpertsResponse]
@@ -42,17 +46,23 @@ class StoreServiceStub:
 
 @_typing.type_check_only
 class StoreServiceAsyncStub(StoreServiceStub):
+    """Where the daemon is reached from other hosts, every call shows a token: the header `authorization: Bearer TOKEN`."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_store_pb2.DescribeRequest, _store_pb2.DescribeResponse]  # type: ignore[assignment]
     """The manifest and what the daemon adds to it."""
     ReadFile: _aio.UnaryStreamMultiCallable[_store_pb2.ReadFileRequest, _store_pb2.ReadFileResponse]  # type: ignore[assignment]
     """A text file of the store: config, tokenizer, chat template. INVALID_ARGUMENT for a name not in the manifest."""
+    ReadIndex: _aio.UnaryStreamMultiCallable[_store_pb2.ReadIndexRequest, _store_pb2.ReadIndexResponse]  # type: ignore[assignment]
+    """The index of the experts' records, experts.npy, with the checksum of each; the manifest has the index's own."""
     ReadDense: _aio.UnaryStreamMultiCallable[_store_pb2.ReadDenseRequest, _store_pb2.ReadDenseResponse]  # type: ignore[assignment]
     """Dense tensors by name, each in chunks; checked against its checksum before the first chunk is sent."""
     ReadExperts: _aio.UnaryStreamMultiCallable[_store_pb2.ReadExpertsRequest, _store_pb2.ReadExpertsResponse]  # type: ignore[assignment]
     """Experts' records as bytes, for nodes without shared memory. Each record in chunks, in the order asked."""
 
 class StoreServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Where the daemon is reached from other hosts, every call shows a token: the header `authorization: Bearer TOKEN`."""
+
     @_abc_1.abstractmethod
     def Describe(
         self,
@@ -68,6 +78,14 @@ class StoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_store_pb2.ReadFileResponse], _abc.AsyncIterator[_store_pb2.ReadFileResponse]]:
         """A text file of the store: config, tokenizer, chat template. INVALID_ARGUMENT for a name not in the manifest."""
+
+    @_abc_1.abstractmethod
+    def ReadIndex(
+        self,
+        request: _store_pb2.ReadIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.ReadIndexResponse], _abc.AsyncIterator[_store_pb2.ReadIndexResponse]]:
+        """The index of the experts' records, experts.npy, with the checksum of each; the manifest has the index's own."""
 
     @_abc_1.abstractmethod
     def ReadDense(

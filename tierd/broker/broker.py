@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from tierd.broker.fair_reads import FairReads
 from tierd.broker.interfaces import Catalogue, ResidentMemory, SessionMemory
 from tierd.broker.reading_ahead import PrefetchOptions, ReadingAhead
 from tierd.broker.records import Acquire, Reading, Resident, Session, check_request
@@ -34,17 +35,7 @@ from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
 from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.hint import Hint
 from tierd.prefetch.hint_book import HintBook
-from tierd.requests import (
-    AcquireRequest,
-    BrokerStats,
-    Granted,
-    Listener,
-    Outcome,
-    Phase,
-    PhaseCounts,
-    Reason,
-    Refused,
-)
+from tierd.requests import AcquireRequest, BrokerStats, Granted, Listener, Outcome, Phase, PhaseCounts, Reason, Refused
 
 __all__ = ["Broker"]
 
@@ -95,6 +86,7 @@ class Broker:
             options=prefetch or PrefetchOptions(),
         )
         self.background = self.ahead.background
+        self._fair = FairReads(self._submit, lambda: len(self._sessions), (prefetch or PrefetchOptions()).depth)
         self._unasked.used = self.ahead.used
         self.max_experts_per_acquire = self._resident.most_at_once = max_experts_per_acquire
         self._queue: deque[Acquire] = deque()
@@ -137,15 +129,15 @@ class Broker:
         self._unasked.tell(self._known, session_id)
         self._unasked.told(session_id, used)
         session.step = max(session.step, request.step)
-        acquire = Acquire(session, request, wanted, self._clock.time(), self._counts(request), used)
+        counts = PhaseCounts() if request.repeated else self._stats.phases[request.phase]
+        acquire = Acquire(session, request, wanted, self._clock.time(), counts, used)
         acquire.counts.requests += len(wanted)
-        if request.repeated:
-            self._stats.repeated += len(wanted)
+        self._stats.repeated += len(wanted) * request.repeated
         session.acquire = acquire
         session.requests += len(wanted)
         acquire.timer = self._clock.call_later(request.deadline, lambda: self._expire(acquire))
         self._queue.append(acquire)
-        self.ahead.reached(session_id, request.step, request.layer, wanted)
+        self.ahead.reached(session_id, request.step, request.layer, wanted, used)
         self._admit()
 
     def release(self, session_id: int, acquire_id: int) -> None:
@@ -166,6 +158,12 @@ class Broker:
         """A session will probably want these experts soon: never answered, and harmless if wrong."""
         self._unasked.tell(self._known, session_id)
         self.ahead.hint(self._sessions[session_id].id, hint)
+        self._admit()
+
+    def said(self, session_id: int, step: int, tokens: Sequence[int]) -> None:
+        """A session says which tokens a step of it computes on: never answered, and harmless if wrong."""
+        self._unasked.tell(self._known, session_id)
+        self.ahead.said(self._sessions[session_id].id, step, tokens)
         self._admit()
 
     # What operators ask.
@@ -213,6 +211,10 @@ class Broker:
     def settled(self) -> bool:
         """Whether everything has its place after the arena's size changed last."""
         return self._clearing.finished
+
+    def being_read(self) -> list[int]:
+        """Flat numbers of the experts whose reads are in flight."""
+        return list(self._reading)
 
     def resident(self) -> list[int]:
         """Flat numbers of the experts in RAM."""
@@ -276,6 +278,7 @@ class Broker:
             if reading is not None:
                 self._use(acquire, flat)
                 reading.waiters.append(acquire)
+                self._fair.joined(acquire.session.id, flat)
             else:
                 starting.append(flat)
         for flat, slot in zip(starting, self._resident.make_room(len(starting)), strict=True):
@@ -284,8 +287,7 @@ class Broker:
             self._begin_read(flat, Reading(slot, [acquire], begun=self._clock.time()))
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
-        for flat in starting:
-            self._submit(flat)
+        self._fair.begin(acquire.session.id, starting)
         self._settle(acquire)
 
     def _use(self, acquire: Acquire, flat: int) -> None:
@@ -337,6 +339,7 @@ class Broker:
                 granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))
                 acquire.session.listener.answered(acquire.request.id, [granted], [])
                 self._settle(acquire)
+        self._fair.ended(flat)
         self._admit()
 
     # Grants and answers.
@@ -355,7 +358,7 @@ class Broker:
         if not acquire.pending and not acquire.queued and acquire.timer is not None:
             acquire.timer.cancel()
             acquire.timer = None
-            self.ahead.waited(self._clock.time() - acquire.asked_at)
+            self.ahead.waited(acquire.session.id, self._clock.time() - acquire.asked_at)
 
     def _refuse(self, acquire: Acquire, flats: Sequence[int], reason: Reason, detail: str, *, tell: bool) -> None:
         for flat in flats:
@@ -395,6 +398,3 @@ class Broker:
         )
         self._refuse_rest(acquire, Reason.DEADLINE_EXCEEDED, detail, tell=True)
         self._admit()
-
-    def _counts(self, request: AcquireRequest) -> PhaseCounts:
-        return PhaseCounts() if request.repeated else self._stats.phases[request.phase]

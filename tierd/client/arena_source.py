@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
 
+from tierd.access import LOCAL_ACCESS, Access
 from tierd.addresses import Address
 from tierd.api import session_pb2 as pb
 from tierd.arena.attach import Attachment, attach
@@ -18,15 +19,10 @@ from tierd.client.hints import Absent, absent_experts, hint_message
 from tierd.client.loop_thread import LoopThread
 from tierd.client.refusals import refusal_error
 from tierd.client.residents import Residents
-from tierd.client.session_link import SessionLink
+from tierd.client.session_link import SessionLink, SessionLost
 from tierd.client.source import DirectAccess, Phase, SourceStats, StepMemory, StoreView, Use
 from tierd.client.visit import Visit
-from tierd.errors import (
-    DaemonUnavailable,
-    DeadlineExceeded,
-    LimitExceeded,
-    TierdError,
-)
+from tierd.errors import DaemonUnavailable, DeadlineExceeded, LimitExceeded, TierdError
 from tierd.rpc import PROTOCOL
 
 __all__ = ["ArenaSource"]
@@ -52,16 +48,6 @@ class _Attached:
     residents: Residents
 
 
-class _SessionLost(Exception):
-    """The session ended under an acquire of these experts, or (None) before it was sent."""
-
-    def __init__(self, why: TierdError, acquire_id: int | None = None, wave: Sequence[int] = ()) -> None:
-        super().__init__(why.message)
-        self.why = why
-        self.acquire_id = acquire_id
-        self.wave = wave
-
-
 class ArenaSource:
     """An `ExpertSource` that maps a daemon's arena.
 
@@ -76,6 +62,7 @@ class ArenaSource:
         tell: takes a line for people when the daemon went away or came back.
         gone: says why the daemon will not come back (a private daemon that ended), or None.
         messages: ask for residents, too, instead of using them without a message.
+        access: how to reach the daemon.
 
     Raises:
         DaemonUnavailable, SessionRefused, LimitExceeded, ArenaError: no session could be had.
@@ -95,6 +82,7 @@ class ArenaSource:
         tell: Callable[[str], None] = lambda _line: None,
         gone: Callable[[], str | None] = lambda: None,
         messages: bool = False,
+        access: Access = LOCAL_ACCESS,
     ) -> None:
         self.store = store
         self.stats = SourceStats()
@@ -114,6 +102,7 @@ class ArenaSource:
         self._tell = tell
         self._gone = gone
         self._messages = messages
+        self._access = access
         self._acquires = 0
         self._epoch = 0
         self._ram = ""
@@ -168,6 +157,13 @@ class ArenaSource:
             self.stats.hints += 1
             self._loop.call(attached.link.mention, message)
 
+    def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
+        """See `ExpertSource.say_tokens`."""
+        attached = self._attached
+        if attached is not None and attached.link.lost is None:
+            message = pb.OpenSessionRequest(step=pb.Step(step=step, tokens=tokens))
+            self._loop.call(attached.link.mention, message)
+
     def visit(
         self,
         layer: int,
@@ -187,7 +183,7 @@ class ArenaSource:
             attached = self._attached if self._attached is not None else self._reattach()
             try:
                 whole = self._round(attached, visit)
-            except _SessionLost as lost:
+            except SessionLost as lost:
                 whole = False
                 if self._counted(lost) and not visit.again:
                     self._repeat(visit, lost.wave)
@@ -208,11 +204,11 @@ class ArenaSource:
             Whether everything that was used is certain.
 
         Raises:
-            _SessionLost: the stream ended; nothing that was asked for is certain.
+            SessionLost: the stream ended; nothing that was asked for is certain.
         """
         link, residents = attached.link, attached.residents
         if link.lost is not None:
-            raise _SessionLost(link.lost)
+            raise SessionLost(link.lost)
         residents.begin_step(visit.step)
         most = link.welcome.max_experts_per_acquire
         found = {} if visit.again else residents.find(visit.first, visit.fresh)
@@ -265,7 +261,7 @@ class ArenaSource:
         while missing:
             answer = self._next(attached, until)
             if isinstance(answer, TierdError):
-                raise _SessionLost(answer, self._acquires, wave)
+                raise SessionLost(answer, self._acquires, wave)
             if answer.acquire_id != self._acquires:
                 continue  # the end of an acquire that was given up
             for ready in answer.ready:
@@ -322,7 +318,7 @@ class ArenaSource:
 
     # Losing the daemon and finding it again.
 
-    def _counted(self, lost: _SessionLost) -> bool:
+    def _counted(self, lost: SessionLost) -> bool:
         """Find a daemon again; returns whether the acquire that was lost is in the daemon's counts already.
 
         The session's memory may be reused by the daemon, so nothing of it is trusted any more.
@@ -369,7 +365,7 @@ class ArenaSource:
             pause = min(2 * pause, _MAX_RETRY_SECONDS)
 
     def _attach(self) -> _Attached:
-        opening = SessionLink.open(self.address, self._hello, seconds=_CONNECT_SECONDS)
+        opening = SessionLink.open(self.address, self._hello, seconds=_CONNECT_SECONDS, access=self._access)
         try:
             link = self._loop.run(opening, seconds=2 * _CONNECT_SECONDS, what=f"connecting to {self.address}")
         except DeadlineExceeded as error:

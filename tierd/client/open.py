@@ -7,18 +7,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tierd.addresses import parse_address
+from tierd.addresses import Address, parse_address
 from tierd.client.arena_source import ArenaSource
+from tierd.client.far import FarOptions, open_far
 from tierd.client.in_process import InProcess
 from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.remote_store import RemoteStore
 from tierd.client.source import ExpertSource
-from tierd.errors import UsageError
+from tierd.errors import ArenaError, DaemonUnavailable, UsageError
 from tierd.sizes import parse_share
 from tierd.store.store import ExpertStore
 
-__all__ = ["open_source"]
+__all__ = ["FarOptions", "open_source"]
 
 
 def open_source(
@@ -31,6 +32,7 @@ def open_source(
     arena: str | None = None,
     patience: float = 60.0,
     messages: bool = False,
+    far: FarOptions | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> ExpertSource:
     """The experts of STORE.
@@ -41,9 +43,11 @@ def open_source(
         numerics: of the node's kernels.
         kernel_path: of the node's kernels.
         in_process: read the directory without a daemon.
-        arena: RAM for experts, an amount or a share; for a directory only, a running daemon has its own.
+        arena: RAM for experts, an amount or a share: of the private daemon of a directory, or of a far node itself; a
+            daemon on this host has its own.
         patience: seconds to wait for a daemon that went away.
         messages: ask the daemon for every expert, instead of using those in its arena without a message.
+        far: for daemons of other hosts.
         tell: takes lines for people; the default prints them on stderr.
 
     Raises:
@@ -51,8 +55,12 @@ def open_source(
         DaemonUnavailable: nobody answers there.
     """
     say = tell if tell is not None else _say
+    far = far or FarOptions()
+    far.check()
     directory = Path(store)
     if directory.is_dir():
+        if far.experts in ("bytes", "worker"):
+            raise UsageError(f"--experts {far.experts} goes with the address of a daemon, not with a directory")
         opened = ExpertStore.open(directory)
         if in_process:
             whole = opened.geometry.experts_total * opened.geometry.slot_bytes
@@ -80,21 +88,83 @@ def open_source(
             f"STORE: {store} is no directory", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon."
         )
     address = parse_address(store, option="STORE")
-    if in_process or arena is not None:
-        option = "--in-process" if in_process else "--arena"
-        raise UsageError(f"{option} goes with a store's directory, not with the daemon at {address}")
+    if in_process:
+        raise UsageError(f"--in-process goes with a store's directory, not with the daemon at {address}")
     loop = LoopThread.shared()
-    return ArenaSource(
+    near = far.experts == "arena" or (far.experts == "auto" and not far.workers and address.local)
+    if near:
+        try:
+            return _open_arena(
+                address,
+                far,
+                arena=arena,
+                name=name,
+                numerics=numerics,
+                kernel_path=kernel_path,
+                patience=patience,
+                messages=messages,
+                loop=loop,
+                tell=say,
+            )
+        except _OutOfReach as error:
+            if address.path is not None or far.experts == "arena":
+                raise error.why from error
+            # A port of this host may be the end of a tunnel.
+            say(f"{error.why.message}; so experts come as bytes")
+    return open_far(
         address,
-        RemoteStore(address, loop),
+        far,
         name=name,
         numerics=numerics,
         kernel_path=kernel_path,
+        arena=arena,
         patience=patience,
-        messages=messages,
         loop=loop,
         tell=say,
     )
+
+
+class _OutOfReach(Exception):
+    """The daemon answers, but its memory cannot be mapped from here."""
+
+    def __init__(self, why: ArenaError | DaemonUnavailable) -> None:
+        super().__init__(why.message)
+        self.why = why
+
+
+def _open_arena(
+    address: Address,
+    far: FarOptions,
+    *,
+    arena: str | None,
+    name: str,
+    numerics: str,
+    kernel_path: str,
+    patience: float,
+    messages: bool,
+    loop: LoopThread,
+    tell: Callable[[str], None],
+) -> ArenaSource:
+    store = RemoteStore(address, loop, far.access)
+    if arena is not None:
+        raise UsageError(
+            f"--arena goes with a store's directory, or with --experts bytes; the daemon at {address} has its own"
+        )
+    try:
+        return ArenaSource(
+            address,
+            store,
+            name=name,
+            numerics=numerics,
+            kernel_path=kernel_path,
+            patience=patience,
+            messages=messages,
+            access=far.access,
+            loop=loop,
+            tell=tell,
+        )
+    except (ArenaError, DaemonUnavailable) as error:
+        raise _OutOfReach(error) from error
 
 
 class _OwnDaemonSource(ArenaSource):

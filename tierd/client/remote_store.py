@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import grpc.aio
 import numpy as np
+from numpy.typing import NDArray
 
+from tierd.access import LOCAL_ACCESS, Access
 from tierd.addresses import Address
 from tierd.api import store_pb2 as pb
 from tierd.api import store_pb2_grpc
 from tierd.client.loop_thread import LoopThread
-from tierd.errors import ChecksumMismatch, DaemonUnavailable, LimitExceeded, StoreDamaged
-from tierd.rpc import CHANNEL_OPTIONS, PROTOCOL, error_of, read_safely
-from tierd.store.checksums import xxh3
-from tierd.store.manifest import Manifest, parse_manifest
+from tierd.client.store_cache import StoreCache
+from tierd.errors import ChecksumMismatch, DaemonUnavailable, LimitExceeded, SessionRefused, StoreDamaged
+from tierd.rpc import PROTOCOL, error_of, read_safely
+from tierd.store.checksums import sha256, xxh3
+from tierd.store.index import check_index, decode_index
+from tierd.store.manifest import Manifest, StoredFile, parse_manifest
 from tierd.store.store import DenseTensor
 
 __all__ = ["RemoteStore"]
+
+_PARTS = (pb.ReadFileResponse, pb.ReadIndexResponse, pb.ReadDenseResponse)
+_Begin: TypeAlias = Callable[[store_pb2_grpc.StoreServiceStub], Any]
 
 _SECONDS = 120.0
 _CONNECT_SECONDS = 10.0
@@ -26,30 +34,78 @@ _DTYPES = {"f32": "<f4", "bf16": "<u2", "i8": "i1", "fp8": "u1", "i64": "<i8", "
 
 
 class RemoteStore:
-    """What a node needs beside the experts, read over gRPC once at start."""
+    """What a node needs beside the experts, read over gRPC once at start.
 
-    def __init__(self, address: Address, loop: LoopThread) -> None:
+    Args:
+        address: the daemon.
+        loop: the process's gRPC loop.
+        access: how to reach it.
+        cache: makes, for a fingerprint, the place where this host keeps what it has fetched; None keeps nothing.
+
+    Raises:
+        DaemonUnavailable: nobody answers.
+        AccessDenied: the daemon wants another token.
+        SessionRefused: it speaks another protocol.
+        StoreDamaged: what it says of its store does not hold together.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        loop: LoopThread,
+        access: Access = LOCAL_ACCESS,
+        cache: Callable[[str], StoreCache] | None = None,
+    ) -> None:
         self._address = address
         self._loop = loop
-        described = loop.run(self._describe(), seconds=_CONNECT_SECONDS + 5, what=f"describing {address}")
+        self._access = access
+        described = self._described()
         if described.protocol != PROTOCOL:
-            raise DaemonUnavailable(f"{address} speaks protocol {described.protocol}, this node {PROTOCOL}")
+            raise SessionRefused(f"{address} speaks protocol {described.protocol}, this node {PROTOCOL}")
         self.manifest: Manifest = parse_manifest(described.manifest, str(address))
         self.fingerprint: str = self.manifest.fingerprint
         self.tiers = list(described.tiers)
         self.slots = int(described.slots)
         self.arena_bytes = int(described.arena_bytes)
         self._dense = {info.name: info for info in self.manifest.dense}
-        self._files = {file.name for file in self.manifest.files}
+        self._files = {file.name: file for file in self.manifest.files}
+        self._cache = None if cache is None else cache(self.fingerprint)
+        self._checksums: NDArray[np.uint64] | None = None
 
     def __repr__(self) -> str:
         return f"<RemoteStore {self._address} {self.fingerprint[:12]}>"
 
     def read_file(self, name: str) -> bytes:
         """A text file of the store; LimitExceeded if the manifest does not list it."""
-        if name not in self._files:
+        file = self._files.get(name)
+        if file is None:
             raise LimitExceeded(f"{self._address}: the store has no file {name!r}")
-        return self._loop.run(self._file(name), seconds=_SECONDS, what=f"reading {name} from {self._address}")
+        return self._checked(file, lambda stub: stub.ReadFile(pb.ReadFileRequest(name=name), **self._terms()))
+
+    def checksum(self, flat: int) -> int:
+        """The xxh3-64 of an expert's record, from the store's index, which the fingerprint covers."""
+        if self._checksums is None:
+            index = self.manifest.index
+            data = self._checked(index, lambda stub: stub.ReadIndex(pb.ReadIndexRequest(), **self._terms()))
+            rows = decode_index(data, self.manifest.geometry, f"the index of {self._address}")
+            check_index(rows, self.manifest.geometry, self.manifest.shards, f"the index of {self._address}")
+            self._checksums = np.ascontiguousarray(rows["xxh3"])
+        return int(self._checksums[flat])
+
+    def check_still_there(self) -> None:
+        """Ask the daemon whether it still serves this store.
+
+        Raises:
+            DaemonUnavailable: nobody answers.
+            SessionRefused: it serves another one.
+        """
+        described = self._described()
+        if described.fingerprint != self.fingerprint:
+            raise SessionRefused(
+                f"{self._address} serves store {described.fingerprint[:12]} now; this node computes with "
+                f"{self.fingerprint[:12]}",
+                hint="Start the node again.",
+            )
 
     def read_dense(self, name: str) -> DenseTensor:
         """A dense tensor with its scales.
@@ -66,59 +122,80 @@ class RemoteStore:
 
     def _tensor(self, name: str) -> np.ndarray:
         info = self._dense[name]
-        what = f"reading {name} from {self._address}"
-        data = self._loop.run(self._dense_bytes(name, info.nbytes), seconds=_SECONDS, what=what)
-        if xxh3(data) != int(info.xxh3, 16):
-            raise ChecksumMismatch(f"{name} came damaged from {self._address}", length=info.nbytes)
-        aligned = np.empty(info.nbytes + 64, np.uint8)
-        start = -aligned.ctypes.data % 64
-        aligned[start : start + info.nbytes] = np.frombuffer(data, np.uint8)
-        return aligned[start : start + info.nbytes].view(_DTYPES[info.dtype]).reshape(info.shape)
+        expected = int(info.xxh3, 16)
+        aligned = None if self._cache is None else self._cache.read(info.xxh3, info.nbytes)
+        if aligned is None or xxh3(aligned) != expected:
+            request = pb.ReadDenseRequest(names=[name])
+            data = self._read(name, lambda stub: stub.ReadDense(request, **self._terms()), info.nbytes)
+            if xxh3(data) != expected:
+                raise ChecksumMismatch(f"{name} came damaged from {self._address}", length=info.nbytes)
+            whole = np.empty(info.nbytes + 64, np.uint8)
+            start = -whole.ctypes.data % 64
+            aligned = whole[start : start + info.nbytes]
+            aligned[:] = np.frombuffer(data, np.uint8)
+            if self._cache is not None:
+                self._cache.keep(info.xxh3, aligned)
+        return aligned.view(_DTYPES[info.dtype]).reshape(info.shape)
+
+    def _checked(self, file: StoredFile, begin: _Begin) -> bytes:
+        """A small file, from this host or from the daemon; StoreDamaged if it is not the one of the manifest."""
+        kept = None if self._cache is None else self._cache.read(file.sha256, file.bytes)
+        if kept is not None and sha256(kept.tobytes()) == file.sha256:
+            return kept.tobytes()
+        data = self._read(file.name, begin, file.bytes)
+        if sha256(data) != file.sha256:
+            raise StoreDamaged(f"{file.name} came damaged from {self._address}")
+        if self._cache is not None:
+            self._cache.keep(file.sha256, data)
+        return data
+
+    def _terms(self) -> dict[str, Any]:
+        return {"timeout": _SECONDS, "metadata": self._access.metadata(self._address)}
+
+    def _described(self) -> pb.DescribeResponse:
+        what = f"describing {self._address}"
+        return self._loop.run(self._describe(), seconds=_CONNECT_SECONDS + 5, what=what)
 
     async def _describe(self) -> pb.DescribeResponse:
-        async with self._channel() as channel:
+        async with self._access.channel(self._address) as channel:
             stub = store_pb2_grpc.StoreServiceStub(channel)
+            terms = self._terms() | {"timeout": _CONNECT_SECONDS}
             try:
-                return await stub.Describe(pb.DescribeRequest(), timeout=_CONNECT_SECONDS)
+                return await stub.Describe(pb.DescribeRequest(), **terms)
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, str(self._address)) from error
 
-    async def _file(self, name: str) -> bytes:
-        async with self._channel() as channel:
-            call = store_pb2_grpc.StoreServiceStub(channel).ReadFile(pb.ReadFileRequest(name=name), timeout=_SECONDS)
-            return await self._collect(call, name)
+    def _read(self, name: str, begin: _Begin, nbytes: int) -> bytes:
+        what = f"reading {name} from {self._address}"
+        return self._loop.run(self._reading(name, begin, nbytes), seconds=_SECONDS, what=what)
 
-    async def _dense_bytes(self, name: str, nbytes: int) -> bytes:
-        async with self._channel() as channel:
-            request = pb.ReadDenseRequest(names=[name])
-            call = store_pb2_grpc.StoreServiceStub(channel).ReadDense(request, timeout=_SECONDS)
-            return await self._collect(call, name, nbytes)
+    async def _reading(self, name: str, begin: _Begin, nbytes: int) -> bytes:
+        async with self._access.channel(self._address) as channel:
+            return await self._collect(begin(store_pb2_grpc.StoreServiceStub(channel)), name, nbytes)
 
     async def _collect(
         self,
-        call: Any,  # a call of ReadFile or ReadDense; the stubs' call types are invariant in the request
+        call: Any,  # a call of one of the three; the stubs' call types are invariant in the request
         name: str,
-        expected: int | None = None,
+        nbytes: int,
     ) -> bytes:
         parts: list[bytes] = []
-        received, total = 0, expected or 0
+        received = 0
         try:
             while True:
                 message = await read_safely(call)
-                if not isinstance(message, pb.ReadFileResponse | pb.ReadDenseResponse):
+                if not isinstance(message, _PARTS):
                     break
-                total = message.total_bytes
                 received += len(message.data)
-                if expected is not None and total != expected:
-                    raise StoreDamaged(f"{self._address} sends {total} bytes of {name}; the manifest says {expected}")
+                if message.total_bytes != nbytes or received > nbytes:
+                    raise StoreDamaged(
+                        f"{self._address} sends {message.total_bytes} bytes of {name}; the manifest says {nbytes}"
+                    )
                 parts.append(message.data)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, str(self._address)) from error
         finally:
             call.cancel()
-        if received != total:
-            raise DaemonUnavailable(f"{self._address} sent {received} of {total} bytes of {name}")
+        if received != nbytes:
+            raise DaemonUnavailable(f"{self._address} sent {received} of {nbytes} bytes of {name}")
         return await asyncio.to_thread(b"".join, parts)
-
-    def _channel(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self._address.target, options=CHANNEL_OPTIONS)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TypeAlias
 
 import grpc.aio
 
+from tierd.access import LOCAL_ACCESS, Access
 from tierd.addresses import Address
 from tierd.api import session_pb2 as pb
 from tierd.api import session_pb2_grpc
 from tierd.errors import DaemonUnavailable, TierdError
-from tierd.rpc import CHANNEL_OPTIONS, PROTOCOL, error_of, read_safely
+from tierd.rpc import PROTOCOL, error_of, read_safely
 
-__all__ = ["Inbox", "SessionLink"]
+__all__ = ["Inbox", "SessionLink", "SessionLost"]
 
 Inbox: TypeAlias = SimpleQueue[pb.Notice | TierdError]
 """Answers in order; an error is the last thing that comes: the stream has ended."""
@@ -23,6 +25,16 @@ Inbox: TypeAlias = SimpleQueue[pb.Notice | TierdError]
 _IDLE_RELEASE_SECONDS = 0.01
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.OpenSessionRequest, pb.OpenSessionResponse]"
+
+
+class SessionLost(Exception):
+    """The session ended under an acquire of these experts, or (None) before it was sent."""
+
+    def __init__(self, why: TierdError, acquire_id: int | None = None, wave: Sequence[int] = ()) -> None:
+        super().__init__(why.message)
+        self.why = why
+        self.acquire_id = acquire_id
+        self.wave = wave
 
 
 class SessionLink:
@@ -48,18 +60,21 @@ class SessionLink:
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
 
     @classmethod
-    async def open(cls, address: Address, hello: pb.Hello, *, seconds: float) -> SessionLink:
+    async def open(
+        cls, address: Address, hello: pb.Hello, *, seconds: float, access: Access = LOCAL_ACCESS
+    ) -> SessionLink:
         """Connect, say hello, and take the welcome.
 
         Raises:
             DaemonUnavailable: nobody answers.
+            AccessDenied: the daemon wants another token.
             SessionRefused: the daemon serves another store, or speaks another protocol.
             LimitExceeded: the daemon is full.
         """
-        channel = grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+        channel = access.channel(address)
         try:
             async with asyncio.timeout(seconds):
-                call, welcome = await _greet(channel, hello, str(address))
+                call, welcome = await _greet(channel, hello, str(address), access.metadata(address))
         except grpc.aio.AioRpcError as error:
             await channel.close()
             raise error_of(error, str(address)) from error
@@ -127,8 +142,10 @@ class SessionLink:
                 return  # the reader reports why the stream ended
 
 
-async def _greet(channel: grpc.aio.Channel, hello: pb.Hello, peer: str) -> tuple[_Call, pb.Welcome]:
-    call = session_pb2_grpc.SessionServiceStub(channel).OpenSession()
+async def _greet(
+    channel: grpc.aio.Channel, hello: pb.Hello, peer: str, metadata: tuple[tuple[str, str], ...]
+) -> tuple[_Call, pb.Welcome]:
+    call = session_pb2_grpc.SessionServiceStub(channel).OpenSession(metadata=metadata)
     await call.write(pb.OpenSessionRequest(hello=hello))
     answer: object = await read_safely(call)
     if not isinstance(answer, pb.OpenSessionResponse) or answer.WhichOneof("message") != "welcome":

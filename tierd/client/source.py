@@ -17,7 +17,7 @@ from tierd.requests import Phase
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor
 
-__all__ = ["DirectAccess", "ExpertSource", "Phase", "SourceStats", "StepMemory", "StoreView", "Use"]
+__all__ = ["DirectAccess", "ExpertSource", "Phase", "RowSource", "SourceStats", "StepMemory", "StoreView", "Use"]
 
 
 Use = Callable[[int, int], None]
@@ -188,6 +188,14 @@ class ExpertSource(Protocol):
             lead_seconds: until the layer is expected to start; 0 is unknown.
         """
 
+    def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
+        """Say which tokens a step is about to compute on, to a daemon that guesses from them. Never waits.
+
+        Args:
+            tokens: of the step's rows.
+            step: its number, as in `visit`.
+        """
+
     def visit(
         self,
         layer: int,
@@ -219,3 +227,35 @@ class ExpertSource(Protocol):
 
     def close(self) -> None:
         """End the session and give back mappings, sockets and threads."""
+
+
+@runtime_checkable
+class RowSource(ExpertSource, Protocol):
+    """A source that has experts computed elsewhere, instead of bringing them."""
+
+    def compute(
+        self,
+        layer: int,
+        experts: NDArray[np.int32],
+        inputs: NDArray[np.float32],
+        outputs: NDArray[np.float32],
+        *,
+        step: int,
+        phase: Phase,
+    ) -> Sequence[int]:
+        """Have a layer's experts applied to rows; bit for bit what the node itself would have computed.
+
+        Args:
+            layer: model layer number.
+            experts: int32 [rows, k], the experts of each row in router order; -1 where nothing is wanted.
+            inputs: float32 [rows, H], what they are applied to.
+            outputs: float32 [rows, k, H]; the row of each wanted pair is overwritten.
+            step: decode step or prefill chunk, rising.
+            phase: prefill or decode, for the counters.
+
+        Returns:
+            Experts that nobody computed with, in the order given: the node brings them by `visit`, and computes.
+
+        Raises:
+            LimitExceeded: the store has no such layer or expert.
+        """

@@ -10,17 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tierd.addresses import Address, default_socket, parse_address, runtime_directory
-from tierd.api import admin_pb2, admin_pb2_grpc, session_pb2_grpc, store_pb2_grpc
+from tierd.addresses import Address, parse_address, runtime_directory
+from tierd.api import admin_pb2
 from tierd.arena.arena import Arena
 from tierd.broker.broker import Broker
 from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.errors import UsageError
+from tierd.listening import check_local
 from tierd.observe.activity import Activity
 from tierd.observe.http import HttpServer, make_app
 from tierd.observe.live import Live
@@ -29,18 +27,19 @@ from tierd.observe.metrics import DaemonMetrics, Watched
 from tierd.observe.watched_policy import WatchedPolicy
 from tierd.policy.policies import make_policy
 from tierd.policy.waves import wave_size
+from tierd.prefetch.history_guess import HistoryGuess
 from tierd.prefetch.throttle import Throttle
-from tierd.rpc import plain_object, server_options
+from tierd.rpc import plain_object
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
 from tierd.service.catalogue import StoreCatalogue
 from tierd.service.drives import PRIMARY, Drives
-from tierd.service.listening import Listener, check_local
 from tierd.service.notify import Notifier
 from tierd.service.ram import RamKeeper, arena_size, facts_of
 from tierd.service.record_reader import RecordReader
 from tierd.service.remembering import Remembering
 from tierd.service.scrubbing import Scrubber
+from tierd.service.servers import Servers
 from tierd.service.session_service import SessionService
 from tierd.service.statistics import statistics
 from tierd.service.store_service import StoreService
@@ -55,8 +54,6 @@ RAM_TIER = "ram"
 DRIVE_TIER = PRIMARY
 
 _LAG_SECONDS = 0.5
-# Calls at once beside the sessions' streams; more are refused at the door.
-_OTHER_CALLS = 256
 # A router's second choices are often right; beyond twice as many as it chooses, guesses waste more than they find.
 _HINTED_PER_CHOSEN = 2
 
@@ -66,6 +63,7 @@ class Running:
     """What a started daemon says of itself."""
 
     address: Address
+    local: Address | None
     http_url: str
     arena_bytes: int
     ram_bytes: int
@@ -82,10 +80,7 @@ class Daemon:
         self._store = store
         self._settings = settings
         self._boot_id = secrets.token_bytes(16)
-        self._address = (
-            parse_address(settings.listen, option="--listen") if settings.listen else default_socket(store.path)
-        )
-        check_local(self._address, option="--listen")
+        self._servers = Servers(store.path, settings)
         self._http_address = None if settings.http == "off" else parse_address(settings.http, option="--http")
         if self._http_address is not None:
             if self._http_address.path is not None:
@@ -117,12 +112,9 @@ class Daemon:
 
     async def _startup(self) -> Running:
         store, settings, loop = self._store, self._settings, asyncio.get_running_loop()
-        server = grpc.aio.server(
-            options=server_options(keepalive_seconds=settings.keepalive_seconds),
-            maximum_concurrent_rpcs=settings.max_sessions + _OTHER_CALLS,
-        )
-        listener = Listener.bind(server, self._address)
-        self._closers.append(listener.close)
+        servers = self._servers
+        self._closers.append(servers.close)
+        servers.bind()
         self._drives = drives = Drives(store, settings)
         await drives.measure()
         facts = facts_of(store, settings, drives.spares)
@@ -143,7 +135,8 @@ class Daemon:
         drives.on_read = activity.read_ended
         device = drives.open()
         self._closers.append(drives.close)
-        attacher = ArenaAttacher(_attach_path(listener.address), arena, store.geometry.experts_total, self._node_died)
+        attach_path = _attach_path(servers.local or servers.address)
+        attacher = ArenaAttacher(attach_path, arena, store.geometry.experts_total, self._node_died)
         await self._remembering.load()
         self._broker = broker = Broker(
             catalogue=StoreCatalogue(store),
@@ -170,6 +163,7 @@ class Daemon:
             max_sessions=settings.max_sessions,
             default_deadline=settings.deadline_seconds,
             watch=activity,
+            door=servers.door,
         )
         self._ram = RamKeeper(
             store=store,
@@ -194,9 +188,9 @@ class Daemon:
             parts, fingerprint=store.fingerprint, policy=settings.policy, drive_tier=DRIVE_TIER
         )
         self._live = Live(store, parts, attacher, lambda: plain_object(self.stats()))
-        self._add_services(server)
-        await server.start()
-        self._closers.append(lambda: server.stop(1.0))
+        self._add_services()
+        await servers.start()
+        self._closers.append(servers.stop)
         http_url = await self._start_http()
         self._closers.append(self._remembering.save)
         for watching in (self._watch_lag(), self._live.watch(), self._ram.watch(), self._remembering.watch()):
@@ -208,7 +202,8 @@ class Daemon:
             loop.add_signal_handler(number, self.stop)
         self._notifier.send("READY=1", f"STATUS=serving {store.path.name} from {arena.slots} slots")
         return Running(
-            address=listener.address,
+            address=servers.address,
+            local=servers.local,
             http_url=http_url,
             arena_bytes=arena.slots * arena.slot_bytes,
             ram_bytes=size.ram,
@@ -218,13 +213,12 @@ class Daemon:
             drives=drives.described(),
         )
 
-    def _add_services(self, server: grpc.aio.Server) -> None:
+    def _add_services(self) -> None:
         store, arena = self._store, self._arena
 
         def copy(word: int, layer: int, expert: int) -> bytes:
             return bytes(arena.record(word, store.location(layer, expert).nbytes))
 
-        session_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
         store_service = StoreService(
             store,
             RecordReader(self._broker, copy),
@@ -232,8 +226,8 @@ class Daemon:
             tiers=[RAM_TIER, DRIVE_TIER],
             slots=lambda: arena.slots,
             default_deadline=self._settings.deadline_seconds,
+            door=self._servers.door,
         )
-        store_pb2_grpc.add_StoreServiceServicer_to_server(store_service, server)
         admin = AdminService(
             self.stats,
             self.stop,
@@ -243,9 +237,7 @@ class Daemon:
             self._remembering,
             self._activity.recorder.dump,
         )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._servers.add(self._sessions, store_service, admin)
 
     async def _start_http(self) -> str:
         if self._http_address is None:
@@ -264,11 +256,11 @@ class Daemon:
     async def wait(self) -> None:
         """Serve until `stop` or a signal; then drain within the bound."""
         loop = asyncio.get_running_loop()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._servers.serving()
         await self._stopping.wait()
         self._ready = False
         self._notifier.send("STOPPING=1", "STATUS=answering what is in flight")
-        await self._health.enter_graceful_shutdown()
+        await self._servers.stopping()
         self._sessions.drain("the daemon was asked to stop")
         deadline = loop.time() + self._drain_seconds
         while self._broker.pending() and loop.time() < deadline:  # noqa: ASYNC110, the broker knows no asyncio
@@ -304,11 +296,18 @@ class Daemon:
         )
 
     def _prefetch_options(self) -> PrefetchOptions:
-        mode = self._settings.prefetch
+        mode, guess, geometry = self._settings.prefetch, self._settings.guess, self._store.geometry
+        guesses = None
+        if PrefetchMode.OFF not in (mode, guess):
+            layers = [entry.layer for entry in geometry.layers]
+            guesses = HistoryGuess(layers, [entry.experts for entry in geometry.layers], geometry.top_k)
         return PrefetchOptions(
             depth=lambda: self._drives.depth,
-            most_per_hint=_HINTED_PER_CHOSEN * self._store.geometry.top_k,
+            most_per_hint=_HINTED_PER_CHOSEN * geometry.top_k,
             throttle=Throttle(0 if mode is PrefetchMode.OFF else None, fixed=mode is not PrefetchMode.AUTO),
+            guesses=guesses,
+            # It is off until a trial has shown that it pays.
+            guess_throttle=Throttle(0) if guess is PrefetchMode.AUTO else None,
         )
 
     def _node_died(self, session_id: int) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from tierd.broker.broker import Broker
 from tierd.errors import DataLoss, DeadlineExceeded, DriveError, TierdError
-from tierd.requests import AcquireRequest, Granted, Phase, Reason, Refused
+from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Reason, Refused
 
 __all__ = ["RecordReader", "RecordSession"]
 
@@ -31,13 +31,17 @@ class RecordSession:
         if acquire_id == self._acquires and self._answer is not None and not self._answer.done():
             self._answer.set_result(granted[0] if granted else refused[0])
 
-    async def read(self, layer: int, expert: int, deadline: float) -> bytes:
-        """A copy of the record.
+    async def read(
+        self, layer: int, expert: int, deadline: float, *, phase: Phase = Phase.DECODE, repeated: bool = False
+    ) -> tuple[bytes, Outcome]:
+        """A copy of the record, and how it was come by.
 
         Args:
             layer: model layer number.
             expert: expert number in the layer.
             deadline: moment on the loop's clock.
+            phase: what kind of step wants it.
+            repeated: it was asked for and counted before.
 
         Raises:
             LimitExceeded: no such layer or expert.
@@ -48,13 +52,14 @@ class RecordSession:
         loop = asyncio.get_running_loop()
         self._acquires += 1
         self._answer = loop.create_future()
-        request = AcquireRequest(self._acquires, layer, (expert,), Phase.DECODE, max(0.001, deadline - loop.time()))
+        seconds = max(0.001, deadline - loop.time())
+        request = AcquireRequest(self._acquires, layer, (expert,), phase, seconds, repeated)
         self._broker.acquire(self.id, request)
         answer = await self._answer
         if isinstance(answer, Refused):
             raise _error(answer)
         try:
-            return self._copy(answer.word, layer, expert)
+            return self._copy(answer.word, layer, expert), answer.outcome
         finally:
             self._broker.release(self.id, self._acquires)
 

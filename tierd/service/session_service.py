@@ -13,6 +13,7 @@ import structlog
 from tierd.api import session_pb2 as pb
 from tierd.api import session_pb2_grpc
 from tierd.broker.broker import Broker
+from tierd.door import OPEN_DOOR, Door
 from tierd.errors import DaemonUnavailable, LimitExceeded, SessionRefused, TierdError
 from tierd.prefetch.hint import Hint
 from tierd.requests import AcquireRequest, Outcome, Phase
@@ -28,6 +29,7 @@ _log = structlog.get_logger()
 
 _HELLO_SECONDS = 10.0
 _MAX_HINTED = 4096
+_MAX_SAID = 64
 _MAX_DEADLINE_SECONDS = 3600.0
 # Sessions that ended, remembered for nodes that come back.
 _MAX_REMEMBERED = 1024
@@ -82,6 +84,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         default_deadline: float,
         hello_seconds: float = _HELLO_SECONDS,
         watch: SessionWatch | None = None,
+        door: Door = OPEN_DOOR,
     ) -> None:
         self._broker = broker
         self._attacher = attacher
@@ -93,6 +96,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         self._default_deadline = default_deadline
         self._hello_seconds = hello_seconds
         self._watch = watch or Unwatched()
+        self._door = door
         self._next_id = 1
         self._draining = False
         self.sessions: dict[int, Session] = {}
@@ -104,6 +108,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         """One node, from its hello to its end."""
         del request_iterator
         try:
+            self._door.check(context)
             session = self._admit(hello := await self._hello(context))
         except TierdError as error:
             await context.abort(status_of(error), str(error))
@@ -222,6 +227,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 # An absurd hint is cut to size and costs nothing: hints never end a session.
                 self._watch.hinted(session.id, message.hint.layer, len(message.hint.experts))
                 self._broker.hint(session.id, _hint(message.hint))
+            case "step":
+                self._broker.said(session.id, message.step.step, message.step.tokens[:_MAX_SAID])
             case other:
                 raise SessionRefused(f"a session cannot take the message {other!r} now")
 

@@ -1,18 +1,75 @@
-"""Where the daemon may listen: this host only, until it can prove who is asking."""
+"""Where servers may listen: on this host only, unless those who ask are known and nobody can listen in."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
 
 from tierd.addresses import Address
+from tierd.certificates import Certificates
 from tierd.errors import UsageError
 
-__all__ = ["Listener", "check_local"]
+__all__ = ["Listener", "Protection", "check_local"]
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What stands between a listening address and the rest of the world.
+
+    Attributes:
+        certificate: PEM file of the server's certificate and those that it hangs on.
+        key: PEM file of its key.
+        client_ca: PEM file of the authorities whose certificates clients must have; None: they need none.
+        token_file: tokens, one of which every call must show; see `tierd.door`.
+        insecure: listen beyond this host without any of it.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+
+    def certificates(self) -> Certificates | None:
+        """The certificates; None without any.
+
+        Raises:
+            UsageError: they are not whole, or cannot be used.
+        """
+        if self.certificate is None and self.key is None and self.client_ca is None:
+            return None
+        if self.certificate is None or self.key is None:
+            raise UsageError("--tls-cert and --tls-key go together, and --tls-client-ca with both")
+        return Certificates(self.certificate, self.key, self.client_ca)
+
+    def check(self, address: Address) -> None:
+        """Refuse an address that other hosts can reach, unless it is protected.
+
+        Raises:
+            UsageError: what is missing.
+        """
+        if address.local or self.insecure:
+            return
+        lacking = [
+            option
+            for option, given in (("--tls-cert", self.certificate), ("--token-file", self.token_file))
+            if given is None
+        ]
+        if lacking:
+            raise UsageError(
+                f"--listen: refusing to listen on {address} without {' and '.join(lacking)}: anyone on the network "
+                "could read the model and fill the queues",
+                hint="Give --tls-cert, --tls-key and --token-file, listen on unix:PATH or 127.0.0.1:PORT, or say "
+                "--insecure if the network is yours alone.",
+            )
+
+
+NO_PROTECTION = Protection()
 
 
 def check_local(address: Address, *, option: str) -> None:
@@ -32,24 +89,29 @@ def check_local(address: Address, *, option: str) -> None:
 class Listener:
     """A bound address; for a Unix socket also the lock that keeps a second daemon away from it."""
 
-    def __init__(self, address: Address, lock: int | None = None) -> None:
+    def __init__(self, address: Address, lock: int | None = None, certificates: Certificates | None = None) -> None:
         self.address = address
         self._lock = lock
+        self._certificates = certificates  # gRPC asks them at every handshake
 
     @classmethod
-    def bind(cls, server: grpc.aio.Server, address: Address) -> Listener:
+    def bind(cls, server: grpc.aio.Server, address: Address, protection: Protection = NO_PROTECTION) -> Listener:
         """Bind the gRPC server. A Unix socket gets mode 0600, in a folder that others cannot write to.
 
         Raises:
-            UsageError: the address is not local, another daemon is there, or the folder cannot be used.
+            UsageError: the address is not protected, another daemon is there, or the folder cannot be used.
         """
-        check_local(address, option="--listen")
+        protection.check(address)
         if address.path is None:
+            certificates = protection.certificates()
             try:
-                port = server.add_insecure_port(address.target)
+                if certificates is None:
+                    port = server.add_insecure_port(address.target)
+                else:
+                    port = server.add_secure_port(address.target, certificates.credentials())
             except RuntimeError as error:
                 raise UsageError(f"--listen: cannot listen on {address}: {error}", hint="Is the port taken?") from error
-            return cls(Address(host=address.host, port=port))
+            return cls(Address(host=address.host, port=port), certificates=certificates)
         _prepare_folder(address.path.parent)
         lock = _lock(address.path)
         mask = os.umask(0o177)

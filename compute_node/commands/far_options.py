@@ -1,0 +1,75 @@
+"""Options of nodes whose daemon is on another host, and what they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compute_node.settings import NodeSettings
+from tierd.access import Access
+from tierd.client.open import FarOptions
+
+__all__ = [
+    "Experts",
+    "Plaintext",
+    "StoreCacheSize",
+    "TlsCa",
+    "TlsClientCert",
+    "TlsClientKey",
+    "TokenFile",
+    "WorkerSeconds",
+    "Workers",
+    "far_options",
+]
+
+Experts = Annotated[
+    str | None,
+    typer.Option(
+        "--experts",
+        help="How experts come from a daemon: arena (its memory, on one host), bytes (fetched), worker (computed "
+        "beside their store), or auto. Default: auto.",
+    ),
+]
+Workers = Annotated[
+    list[str] | None,
+    typer.Option("--worker", metavar="HOST:PORT[=WEIGHT]", help="A worker of a far daemon's store. Repeatable."),
+]
+WorkerSeconds = Annotated[
+    float | None,
+    typer.Option("--worker-seconds", help="After so long another worker is asked, or the bytes. Default: 2."),
+]
+StoreCacheSize = Annotated[
+    str | None,
+    typer.Option("--store-cache", help="Disk for what is fetched of far stores; 0 for none. Default: 16GiB."),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="Authorities of far daemons' certificates (PEM). Default: gRPC's."),
+]
+TlsClientCert = Annotated[
+    Path | None, typer.Option("--tls-client-cert", metavar="FILE", help="This node's own certificate (PEM).")
+]
+TlsClientKey = Annotated[Path | None, typer.Option("--tls-client-key", metavar="FILE", help="Its key (PEM).")]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="Token that is shown to far daemons and workers.")
+]
+Plaintext = Annotated[bool | None, typer.Option("--plaintext", help="Speak with far daemons and workers without TLS.")]
+
+
+def far_options(settings: NodeSettings) -> FarOptions:
+    """What a node is told of daemons and workers of other hosts."""
+    return FarOptions(
+        experts=settings.experts,
+        workers=settings.worker,
+        worker_seconds=settings.worker_seconds,
+        store_cache=settings.store_cache,
+        access=Access(
+            ca=settings.tls_ca,
+            certificate=settings.tls_client_cert,
+            key=settings.tls_client_key,
+            token_file=settings.token_file,
+            plaintext=settings.plaintext,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Experts computed beside their store, for nodes that are far from it."""

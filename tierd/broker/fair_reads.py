@@ -1,0 +1,79 @@
+"""Whose read the drives get next, where several sessions miss at once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+__all__ = ["FairReads"]
+
+_PER_DEPTH: Final = 2
+"""Reads at the drives for each that keeps them busy: enough that they never wait for the next one."""
+
+
+class FairReads:
+    """Takes turns between sessions, one read each, with few reads at the drives: drives serve them in their order.
+
+    So a node that prefills, and misses whole layers at once, keeps another's token waiting for a few reads only. Where
+    one session is alone all its reads go at once, and the drives see the whole of them.
+
+    Args:
+        submit: hands a read to the drives; the read may end before this returns.
+        sessions: tells how many there are.
+        depth: tells how many reads keep all drives busy.
+    """
+
+    def __init__(self, submit: Callable[[int], None], sessions: Callable[[], int], depth: Callable[[], int]) -> None:
+        self._submit = submit
+        self._sessions = sessions
+        self._depth = depth
+        self._waiting: OrderedDict[int, deque[int]] = OrderedDict()
+        self._owner: dict[int, int] = {}
+        self._running: set[int] = set()
+        self._going_on = False
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def begin(self, session: int, flats: Sequence[int]) -> None:
+        """A session misses these experts, in its router's order; each is submitted once, sooner or later."""
+        if flats:
+            self._waiting.setdefault(session, deque()).extend(flats)
+            self._owner.update(dict.fromkeys(flats, session))
+            self._go_on()
+
+    def joined(self, session: int, flat: int) -> None:
+        """Another session wants the expert, too: the read is its own from now on, if it has not begun."""
+        owner = self._owner.get(flat)
+        if owner is not None and owner != session:
+            self._leave(owner, flat)
+            self.begin(session, [flat])
+
+    def ended(self, flat: int) -> None:
+        """A read ended, whoever wanted it."""
+        self._running.discard(flat)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._going_on:
+            return
+        self._going_on = True
+        try:
+            while self._waiting and (self._sessions() <= 1 or len(self._running) < _PER_DEPTH * self._depth()):
+                session, flats = next(iter(self._waiting.items()))
+                flat = flats[0]
+                self._leave(session, flat)
+                if session in self._waiting:
+                    self._waiting.move_to_end(session)
+                self._running.add(flat)
+                self._submit(flat)
+        finally:
+            self._going_on = False
+
+    def _leave(self, session: int, flat: int) -> None:
+        flats = self._waiting[session]
+        flats.remove(flat)
+        del self._owner[flat]
+        if not flats:
+            del self._waiting[session]
