@@ -76,6 +76,7 @@ class Activity:
         self._clock = clock
         self._asked: dict[int, _Asked] = {}
         self._left_at = np.full(geometry.experts_total, np.nan)
+        self._places = [(entry.layer, expert) for entry in geometry.layers for expert in range(entry.experts)]
 
     # What the broker, its policy and the drives tell.
 
@@ -86,7 +87,7 @@ class Activity:
     def evicted(self, flat: int) -> None:
         """An expert left RAM for another."""
         self._left_at[flat] = self._clock()
-        self.recorder.instant("evictions", "evict", _EXPERT_KEYS, self._geometry.locate(flat))
+        self.recorder.instant("evictions", "evict", _EXPERT_KEYS, self._places[flat])
 
     def read_ended(
         self, drive: str, read: RecordRead, queued: float, reading: float, moved: int, error: DriveError | None
