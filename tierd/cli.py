@@ -23,12 +23,14 @@ COMMANDS = (
     "mirror",
     "scrub",
     "doctor",
+    "tune",
     "stats",
     "top",
     "metrics",
     "ctl",
     "replay",
     "bench",
+    "integrations",
     "demo",
 )
 """In the order of the help; each is a module of `tierd.commands` with a function `register`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from compute_node.commands import bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_speed
+from compute_node.commands import bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_speed, bench_trace
 
 __all__ = ["register"]
 
@@ -12,7 +12,7 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = typer.Typer(name="bench", no_args_is_help=True, help="Measure this machine.")
-    for command in (bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_speed):
+    for command in (bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_speed, bench_trace):
         command.register(group)
     group.callback()(_group)
     app.add_typer(group)

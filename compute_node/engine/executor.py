@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -55,6 +56,7 @@ class Executor:
     Attributes:
         threads: threads that run a segment, the caller's included.
         native_seconds: time that `run` spent in native code, over all calls.
+        watch: told of each piece that ran: name of the segment or op, beginning and end on the monotonic clock.
 
     Args:
         threads: how many; as many as `default_threads()` by default.
@@ -70,6 +72,7 @@ class Executor:
             raise UsageError(f"an executor has 1 to {_MOST_THREADS} threads, not {count}")
         self.threads = count
         self.native_seconds = 0.0
+        self.watch: Callable[[str, float, float], object] | None = None
         # A line of 64 bytes for each word: the block begins at one.
         words = np.zeros(run_loop.BLOCK_WORDS + 8, np.int64)
         skip = -address_of(words) % 64 // 8
@@ -112,9 +115,12 @@ class Executor:
         """
         with self._lock:
             self._check()
-            begun = time.perf_counter()
+            begun = time.monotonic()
             done = run_loop.run_table(self._address, segment.address, first, len(segment.ops), self.threads)
-            self.native_seconds += time.perf_counter() - begun
+            ended = time.monotonic()
+            self.native_seconds += ended - begun
+        if self.watch is not None:
+            self.watch(segment.name, begun, ended)
         if done < 0:
             raise _wrong_mode("the calling thread")
         return int(done)
@@ -128,7 +134,10 @@ class Executor:
         for index in range(len(segment.ops)):
             with self._lock:
                 self._check()
+                begun = time.monotonic()
                 done = run_loop.run_table(self._address, segment.address, index, index + 1, self.threads)
+            if self.watch is not None:
+                self.watch(segment.ops[index].name, begun, time.monotonic())
             if done < 0:
                 raise _wrong_mode("the calling thread")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tierd.errors import UsageError
 
 __all__ = ["Calibration", "margins"]
 
@@ -16,12 +18,17 @@ _MOST: Final = 4096.0
 
 
 def margins(scores: NDArray[np.float32], top_k: int) -> NDArray[np.float32]:
-    """How far each score lies above the border between the k-th and the next one, in standard deviations of all."""
-    if top_k >= len(scores):
+    """How far each score lies above the border between the k-th and the next one, in standard deviations of all.
+
+    Scores are float32 [..., experts]; so is the result.
+    """
+    below = scores.shape[-1] - top_k - 1
+    if below < 0:
         return np.ones_like(scores)
-    ordered = np.partition(scores, (len(scores) - top_k - 1, len(scores) - top_k))
-    border = (ordered[len(scores) - top_k - 1] + ordered[len(scores) - top_k]) / 2
-    result: NDArray[np.float32] = (scores - border) / max(float(scores.std()), 1e-6)
+    ordered = np.partition(scores, (below, below + 1), axis=-1)
+    border = (ordered[..., below, None] + ordered[..., below + 1, None]) / 2
+    spread = np.maximum(scores.std(axis=-1, keepdims=True), np.float32(1e-6))
+    result: NDArray[np.float32] = (scores - border) / spread
     return result
 
 
@@ -42,11 +49,22 @@ class Calibration:
     def learn(self, margin: NDArray[np.float32], chosen: NDArray[np.bool_]) -> None:
         """These margins were those of experts that were chosen, or not."""
         bins = _bins(margin)
-        self._seen += np.bincount(bins, minlength=_BINS)
+        self._seen += np.bincount(bins.ravel(), minlength=_BINS)
         self._chosen += np.bincount(bins[chosen], minlength=_BINS)
         if self._seen.max() > _MOST:
             self._seen /= 2
             self._chosen /= 2
+
+    def as_array(self) -> NDArray[np.float64]:
+        """The counts, for a file: float64 [2, bins], seen and chosen."""
+        return np.stack([self._seen, self._chosen])
+
+    def restore(self, counts: NDArray[Any]) -> None:
+        """Takes the content of `as_array`; UsageError if it is none."""
+        good = counts.shape == (2, _BINS) and np.isfinite(counts).all() and (counts[0] > 0).all()
+        if not good or not ((counts[1] >= 0) & (counts[1] <= counts[0])).all():
+            raise UsageError("a saved predictor holds impossible counts")
+        self._seen, self._chosen = counts.astype(np.float64)
 
 
 def _bins(margin: NDArray[np.float32]) -> NDArray[np.intp]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tierd.errors import UsageError
 
 __all__ = ["Correction"]
 
@@ -66,3 +69,28 @@ class Correction:
             self._cross /= np.e
             self._samples = int(_MEMORY / np.e)
             self._solve_at = self._samples + _LONGEST
+
+    def as_arrays(self) -> dict[str, NDArray[Any]]:
+        """The sums, for a file: `gram`, `cross`, `samples`; at most seven samples that wait are left out."""
+        return {
+            "gram": self._gram.astype(np.float32),
+            "cross": self._cross.astype(np.float32),
+            "samples": np.array(self._samples, np.int64),
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Takes the content of `as_arrays` in place of its own; UsageError if it is none of these sizes."""
+        gram, cross, samples = (arrays.get(name) for name in ("gram", "cross", "samples"))
+        if gram is None or cross is None or samples is None or samples.shape != ():
+            raise UsageError("a saved predictor lacks the sums of a map")
+        if gram.shape != self._gram.shape or cross.shape != self._cross.shape or not 0 <= int(samples) <= 2 * _MEMORY:
+            raise UsageError(f"a saved predictor has a map of {cross.shape}, not of {self._cross.shape}")
+        try:
+            fitted = np.linalg.solve(gram.astype(np.float64), cross.astype(np.float64))
+        except np.linalg.LinAlgError:
+            fitted = np.full_like(self._cross, np.nan)
+        if not np.isfinite(fitted).all():
+            raise UsageError("a saved predictor holds impossible numbers")
+        self._gram, self._cross = gram.astype(np.float64), cross.astype(np.float64)
+        self._map, self._samples = fitted.astype(np.float32), int(samples)
+        self._held, self._solve_at = 0, self._samples + min(max(self._samples, _TOGETHER), _LONGEST)

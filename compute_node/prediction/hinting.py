@@ -1,4 +1,6 @@
-"""Hints of a decode step: before it begins by its token, and wherever it waits for experts by its own state.
+"""Hints of a step: before it begins by its token, and wherever it waits for experts by its own state.
+
+A step of many rows, a prompt, hints for the next layer only, what its rows together will want of it.
 
 All of it happens while the step has nothing to compute on, and only where something is missing: a step whose experts
 are all resident asks for nothing here. It changes no buffer that a token depends on.
@@ -16,7 +18,9 @@ from numpy.typing import NDArray
 from compute_node.kernels import Segment
 from compute_node.models.look_ahead import LOOK_AHEAD_ROWS, LookAhead
 from compute_node.prediction.layer_guess import Guess, LayerGuess
+from compute_node.prediction.layer_guesses import FARTHEST, LayerGuesses
 from compute_node.prediction.token_scores import TokenScores
+from compute_node.prediction.union_guess import UnionGuess
 from tierd.client.source import ExpertSource
 from tierd.policy.token_table import TokenTable
 from tierd.prefetch.throttle import Throttle
@@ -28,7 +32,6 @@ F32 = NDArray[np.float32]
 
 _FIRST_LAYERS: Final = 2
 """Layers that are guessed from the token alone when a step begins: no state of an earlier layer tells more of them."""
-_FARTHEST: Final = 2
 _MOST_PER_CHOSEN: Final = 2
 _SMOOTHING: Final = 1 / 16
 _GENEROUS: Final = 2.0
@@ -68,6 +71,10 @@ class Hinting:
         table: counts of experts by token; others fill it.
         throttle: says how likely a guess must be; it is told what steps cost.
         clock: seconds, for lead times.
+
+    Attributes:
+        throttle: as given.
+        guesses: what was learned of the layers.
     """
 
     def __init__(
@@ -90,10 +97,11 @@ class Hinting:
         self._places = {layer: place for place, layer in enumerate(self._layers)}
         experts = [entry.experts for entry in geometry.layers]
         self._tokens = TokenScores(table, experts, geometry.top_k)
-        # By distance: 0 is from the token alone, n from the state of the n-th layer before.
-        self.layers = [[LayerGuess(count, geometry.top_k) for count in experts] for _distance in range(_FARTHEST + 1)]
+        self.guesses = LayerGuesses(experts, geometry.top_k)
+        self._union = UnionGuess(look, run, self._layers, geometry.top_k)
         self._step = 0
         self._rows: list[int] = []
+        self._many = False
         self._guesses: dict[tuple[int, int], list[Guess | None]] = {}
         self._lessons: list[tuple[LayerGuess, Guess, NDArray[np.int32], F32]] = []
         self._interval = 0.0
@@ -102,21 +110,25 @@ class Hinting:
     @property
     def active(self) -> bool:
         """Whether this step is one to be looked ahead of."""
-        return bool(self._rows)
+        return bool(self._rows) or self._many
 
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
         self._guesses.clear()
         self._stopped = None
         self._step = step
-        wanted = decode and len(tokens) <= LOOK_AHEAD_ROWS and self.throttle.level > 0
-        self._rows = list(tokens) if wanted else []
-        if wanted:
+        few, on = decode and len(tokens) <= LOOK_AHEAD_ROWS, self.throttle.level > 0
+        self._rows = list(tokens) if few and on else []
+        self._many = on and not few
+        self._union.forget()
+        if self._rows:
             for place in range(min(_FIRST_LAYERS, len(self._layers))):
                 self._hint(place, 0, [None] * len(self._rows), place * self._interval)
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
+        if self._many:
+            self._union.learn(self._places[layer], routes)
         if not self._rows:
             return
         place, now = self._places[layer], self._clock()
@@ -124,12 +136,12 @@ class Hinting:
             took = (now - self._stopped[1]) / (place - self._stopped[0])
             self._interval += (took - self._interval) * (_SMOOTHING if self._interval else 1.0)
         self._stopped = (place, now)
-        for distance in range(_FARTHEST + 1):
+        for distance in range(FARTHEST + 1):
             guesses = self._guesses.pop((place, distance), [])
             for row, guess in enumerate(guesses):
                 if guess is not None:
                     logits = self._look.router_logits[row].copy()
-                    self._lessons.append((self.layers[distance][place], guess, routes[row].copy(), logits))
+                    self._lessons.append((self.guesses.of(distance, place), guess, routes[row].copy(), logits))
         for chosen in routes:
             self._tokens.learn(place, chosen)
 
@@ -140,14 +152,16 @@ class Hinting:
             layer: where it waits.
             known: float32 [rows, H], the sum of what those of its experts give that are there.
         """
+        if self._many:
+            self._hint_union(self._places[layer] + 1, known)
+            return
         self._look_ahead(self._places[layer], known)
         self._learn()
 
     def end(self, seconds: float) -> None:
         """The step is complete; it took so long."""
         self._learn()
-        if self._rows or self.throttle.level == 0:
-            self.throttle.token(seconds)
+        self.throttle.token(seconds)
 
     def _learn(self) -> None:
         """What the routers said, in time that costs nothing, or at the latest when the step is done."""
@@ -159,7 +173,7 @@ class Hinting:
         look, rows = self._look, len(self._rows)
         look.batch.set_rows(rows)
         np.add(look.residual[:rows], known, out=look.state[:rows])
-        for distance in range(1, _FARTHEST + 1):
+        for distance in range(1, FARTHEST + 1):
             target = place + distance
             if target >= len(self._layers):
                 return
@@ -174,7 +188,7 @@ class Hinting:
         if absent is None or not absent.any():
             return False
         by_row = [
-            self.layers[distance][place].guess(look, self._tokens.of(token, place), absent)
+            self.guesses.of(distance, place).guess(look, self._tokens.of(token, place), absent)
             for token, look in zip(self._rows, looks, strict=True)
         ]
         self._guesses[place, distance] = by_row
@@ -182,11 +196,21 @@ class Hinting:
         for guess in by_row:
             if guess is not None:
                 wanted *= 1 - guess.probabilities
-        wanted = np.where(absent, 1 - wanted, 0)
+        most = _MOST_PER_CHOSEN * self._top_k * len(by_row)
+        return self._say(place, np.where(absent, 1 - wanted, 0), most, lead)
+
+    def _hint_union(self, place: int, known: F32) -> None:
+        """Guess what the rows of a step together want of a layer, and say what of it is absent."""
+        absent = self._source.absent(self._layers[place]) if place < len(self._layers) else None
+        if absent is not None and absent.any():
+            wanted = np.where(absent, self._union.wanted(place, known, absent), 0)
+            self._say(place, wanted, _MOST_PER_CHOSEN * self._top_k, 0.0)
+
+    def _say(self, place: int, wanted: F32, most: int, lead: float) -> bool:
         likely = np.flatnonzero(wanted >= self.throttle.least)
         if not likely.size:
             return False
-        likely = likely[np.argsort(-wanted[likely])][: _MOST_PER_CHOSEN * self._top_k * len(by_row)]
+        likely = likely[np.argsort(-wanted[likely])][:most]
         self._source.hint(
             self._layers[place],
             likely.tolist(),

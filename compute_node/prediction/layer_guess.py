@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.prediction.calibration import Calibration, margins
 from compute_node.prediction.correction import Correction
+from tierd.errors import UsageError
 
 __all__ = ["PREDICTORS", "Guess", "LayerGuess"]
 
@@ -109,3 +111,23 @@ class LayerGuess:
             self._calibration[name].learn(margin[guess.absent], wanted[guess.absent])
         if guess.inputs is not None and self._correction is not None:
             self._correction.learn(guess.inputs, logits - logits.mean())
+
+    def as_arrays(self) -> dict[str, NDArray[Any]]:
+        """What was learned, for a file: `recall`, `calibration`, and the sums of the map where there is one."""
+        return {
+            "recall": np.array([self.recall[name] for name in PREDICTORS]),
+            "calibration": np.stack([self._calibration[name].as_array() for name in PREDICTORS]),
+        } | (self._correction.as_arrays() if self._correction is not None else {})
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Takes the content of `as_arrays`; UsageError if it is none for such a layer."""
+        recall, calibration = arrays.get("recall"), arrays.get("calibration")
+        if recall is None or calibration is None or {len(recall), len(calibration)} != {len(PREDICTORS)}:
+            raise UsageError("a saved predictor does not know how good its guesses were")
+        if not ((recall >= 0) & (recall <= 1)).all():
+            raise UsageError("a saved predictor holds impossible numbers")
+        for name, counts in zip(PREDICTORS, calibration, strict=True):
+            self._calibration[name].restore(counts)
+        if self._correction is not None:
+            self._correction.restore(arrays)
+        self.recall = dict(zip(PREDICTORS, recall.tolist(), strict=True))

@@ -1,51 +1,68 @@
-"""Token tables between runs: a file per store in the state directory. Losing it costs speed for a while, no token."""
+"""What was learned, between runs: a file per store in the state directory. Losing it costs speed, and no token."""
 
 from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tierd.errors import UsageError
-from tierd.policy.token_table import TokenTable
 
-__all__ = ["TableFile"]
+__all__ = ["PREDICTOR", "TOKENS", "Learned", "TableFile"]
 
 _MOST_BYTES: Final = 256 << 20
 
+TOKENS: Final = "tokens"
+"""Kind of a file: counts of experts by token."""
+PREDICTOR: Final = "predictor"
+"""Kind of a file: what `fit-predictor` fitted."""
+
+
+class Learned(Protocol):
+    """What can be kept in such a file."""
+
+    def as_arrays(self) -> dict[str, NDArray[Any]]:
+        """The content."""
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Takes the content of `as_arrays`; UsageError if it is none for this model."""
+
 
 class TableFile:
-    """The saved token table of one store. Problems never end a run: they are told, once, and the run goes on.
+    """What was learned of one store. Problems never end a run: they are told, once, and the run goes on.
 
     Args:
         directory: made when something is saved.
-        fingerprint: of the store; another model's table is never read.
+        fingerprint: of the store; another model's file is never read.
+        kind: `TOKENS` or `PREDICTOR`.
     """
 
-    def __init__(self, directory: Path, fingerprint: str) -> None:
-        self.path = directory / f"tokens-{fingerprint[:32]}.npz"
+    def __init__(self, directory: Path, fingerprint: str, kind: str = TOKENS) -> None:
+        self.path = directory / f"{kind}-{fingerprint[:32]}.npz"
 
-    def load(self, table: TokenTable) -> str:
+    def load(self, table: Learned) -> str:
         """Fills the table from the file, if there is one; returns what was wrong with it, or nothing."""
         try:
             with zipfile.ZipFile(self.path) as archive:
                 if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                    return f"{self.path}: more than {_MOST_BYTES >> 20} MiB of token tables are not read"
+                    return f"{self.path}: more than {_MOST_BYTES >> 20} MiB of earlier runs are not read"
             with np.load(self.path, allow_pickle=False) as content:
                 table.restore({name: content[name] for name in content.files})
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            return f"{self.path}: the token tables of earlier runs cannot be read: {error}"
+            return f"{self.path}: what earlier runs learned cannot be read: {error}"
         except UsageError as error:
             return f"{self.path}: {error.message}"
         return ""
 
-    def save(self, table: TokenTable) -> str:
+    def save(self, table: Learned) -> str:
         """Replaces the file as a whole; returns why that failed, or nothing. The old file stays until then."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
@@ -58,5 +75,5 @@ class TableFile:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            return f"{self.path}: token tables cannot be saved: {error.strerror}"
+            return f"{self.path}: what was learned cannot be saved: {error.strerror}"
         return ""

@@ -19,7 +19,7 @@ FLAGS = [
     "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-gpu",
 ]  # fmt: skip
-RAM, ONE_DRIVE = 3, 1
+RAM, ONE_DRIVE, BEING_READ = 3, 1, 4
 LIVE, GONE = "#link[data-state=live]", "#link[data-state=gone]"
 READ_PIXEL = """([layer, expert]) => {
     const { brain } = tierd, { lens } = brain;
@@ -89,7 +89,7 @@ def test_the_page_loads_and_fits(daemon, visit, scheme, width, height, tmp_path)
     assert all(url.startswith(daemon.http + "/") for url in page.requests)
     assert len(page.requests) >= 7
     until(page, "document.querySelector('#c-drive').textContent > '0'")
-    shown = [int(page.text_content(f"#c-{place}")) for place in ("nowhere", "drive", "drives", "ram")]
+    shown = [int(page.text_content(f"#c-{place}")) for place in ("nowhere", "drive", "drives", "ram", "reading")]
     assert sum(shown) == 64
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) > 380) == (scheme == "light")
@@ -165,6 +165,21 @@ def test_search_keys_and_pause(daemon, visit):
     assert page.evaluate("tierd.brain.frames") == frames
     page.click("#pause")
     until(page, f"tierd.brain.frames > {frames}")
+
+
+def test_an_expert_on_its_way_is_shown_as_being_read(serve, visit, pattern_store, tmp_path):
+    plan = tmp_path / "hang.toml"
+    plan.write_text('[[fault]]\nkind = "hang"\nexperts = [5]\nseconds = 4\n')
+    daemon = serve(pattern_store.path, "--arena", "50%", "--fault-plan", plan, http="127.0.0.1:0")
+    page = visit(daemon.http)
+    page.wait_for_selector(LIVE)
+    raw = RawSession(daemon.address)
+    raw.hello()
+    raw.acquire(0, [5])
+    until(page, f"tierd.brain.cells.places[5] === {BEING_READ}")
+    until(page, "document.querySelector('#c-reading').textContent === '1'")
+    raw.answers(1)
+    until(page, f"tierd.brain.cells.places[5] === {RAM}")
 
 
 def test_a_killed_daemon_is_told_and_its_successor_found(serve, visit, pattern_store):

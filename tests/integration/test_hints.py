@@ -91,3 +91,31 @@ def test_a_daemon_told_so_reads_nothing_ahead(serve, pattern_store):
         stats = daemon.stats()
     assert stats["prefetch"]["dropped"]["throttled"]["experts"] == 2
     assert stats["drives"][0]["reads"] == 1
+
+
+def test_a_daemon_guesses_for_a_session_that_says_its_tokens_and_sends_no_hints(serve, pattern_store):
+    daemon = serve(pattern_store.path, "--guess", "on", "--arena", "50%", "--policy", "lru", "--history", "off")
+    with contextlib.closing(RawSession(daemon.address)) as session:
+        session.hello()
+        for step in range(40):
+            token = step % 7
+            session.send(step={"step": step, "tokens": [token]})
+            for layer in range(4):
+                session.acquire(layer, [2 * token, 2 * token + 1], step=step)
+                session.answers(2)
+        counts = daemon.stats()["prefetch"]
+    daemon.check_sums()
+    assert counts["guessed"] == counts["hinted"] > 0
+    assert counts["guess_level"] == 3
+    ended = sum(counts[name]["experts"] for name in ("used", "late", "wasted", "cancelled", "pending"))
+    assert ended + sum(tally["experts"] for tally in counts["dropped"].values()) == counts["issued"]["experts"] > 0
+
+
+def test_a_daemon_guesses_nothing_unless_it_is_told_to(daemon):
+    with contextlib.closing(RawSession(daemon.address)) as session:
+        session.hello()
+        for step in range(10):
+            session.send(step={"step": step, "tokens": [step % 2, 1 << 31]})
+            session.acquire(0, [step], step=step)
+            session.answers(1)
+        assert daemon.stats()["prefetch"]["hinted"] == 0

@@ -57,6 +57,7 @@ class NodeHabits:
         revives: a dead one comes back as a new session.
         silent: after this request it says nothing more until its life line closes.
         hints: it hints for the layers to come after it asked: right guesses, wrong ones and nonsense.
+        says: it says which tokens a step computes on before it asks for the step's first layer.
     """
 
     steps: int = 4
@@ -75,6 +76,7 @@ class NodeHabits:
     revives: float = 0.5
     silent: float = 0.0
     hints: float = 0.0
+    says: float = 0.0
 
 
 class _State(Enum):
@@ -160,6 +162,10 @@ class Node:
         world, habits, rng = self._world, self._habits, self._rng
         self._layer = (self._layer + 1) % world.store.layers
         self._step += self._layer == 0
+        if self._layer == 0 and self._chance(habits.says):
+            tokens = [rng.randrange(3) for _ in range(rng.choice((1, 1, 1, 2, 9)))]
+            world.log("say", self.id, self._step, tokens)
+            world.broker.said(self.id, self._step, tokens)
         everything = range(world.store.experts_per_layer)
         most = world.broker.max_experts_per_acquire
         if habits.whole_layers:

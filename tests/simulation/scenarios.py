@@ -39,6 +39,7 @@ class Scenario:
         depth: reads in flight up to which more are begun ahead.
         most_per_hint: experts of a hint that are taken up.
         throttled: prefetch is throttled by what it gains.
+        guesses: the daemon guesses for nodes that send no hints.
         patience: most ticks after which a node cancels, moves on or dies.
         life_line: seconds after which the death of a silent node is noticed.
     """
@@ -62,6 +63,7 @@ class Scenario:
     depth: int = 4
     most_per_hint: int = 3
     throttled: bool = False
+    guesses: bool = False
     patience: int = 12
     life_line: float = 2.0
 
@@ -298,6 +300,41 @@ def _hints(rng: Random) -> Scenario:
     )
 
 
+def _guesses(rng: Random) -> Scenario:
+    """The daemon guesses by itself, from tokens that are said and from layer to layer; some nodes hint beside it."""
+    slots = rng.randint(3, 24)
+
+    def node() -> NodeHabits:
+        return NodeHabits(
+            steps=rng.randint(12, 32),
+            top_k=rng.randint(1, 3),
+            favourites=rng.choice((2, 3, 4)),
+            compute=rng.choice((2, 8, 32)),
+            hasty=rng.choice((0, 0, 0.1)),
+            dies=rng.choice((0, 0, 0.03)),
+            hints=rng.choice((0, 0, 0, 0.2)),
+            says=rng.choice((0, 0.5, 1.0)),
+        )
+
+    drive = DriveHabits(workers=rng.randint(1, 4), slowest=rng.choice((2, 8)), io_error=rng.choice((0, 0, 0.2)))
+    return Scenario(
+        layers=rng.randint(1, 4),
+        experts_per_layer=rng.randint(4, 12),
+        slots=slots,
+        most=rng.randint(1, max(1, slots // 2)),
+        nodes=tuple(node() for _ in range(rng.randint(1, 3))),
+        unasked_nodes=(UnaskedHabits(steps=12, top_k=2, favourites=4),) * rng.choice((0, 0, 1)),
+        drives=(drive,),
+        spares=rng.randint(0, 2),
+        policy=rng.choice(sorted(POLICIES)),
+        depth=rng.randint(1, 8),
+        most_per_hint=rng.randint(1, 4),
+        throttled=rng.random() < 0.3,
+        guesses=True,
+        size_changes=rng.choice((0, 0, 3)),
+    )
+
+
 def _unasked(rng: Random) -> Scenario:
     """Nodes that use residents without a message, beside some that ask for all, in an arena that is too small."""
     slots = rng.randint(3, 10)
@@ -338,5 +375,6 @@ SCENARIOS: dict[str, Callable[[Random], Scenario]] = {
     "sizes": _sizes,
     "unasked": _unasked,
     "hints": _hints,
+    "guesses": _guesses,
 }
 """By name; each draws its sizes and habits from the seed."""

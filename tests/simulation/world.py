@@ -26,6 +26,7 @@ from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.devices.drive import Drive
 from tierd.devices.replicas import ReplicaSet
 from tierd.policy.policies import make_policy
+from tierd.prefetch.history_guess import HistoryGuess
 from tierd.prefetch.throttle import Throttle
 
 __all__ = ["SimulationFailure", "World", "simulate"]
@@ -76,6 +77,8 @@ class World:
                 depth=lambda: scenario.depth,
                 most_per_hint=scenario.most_per_hint,
                 throttle=Throttle() if scenario.throttled else None,
+                guesses=self._guesses(scenario),
+                guess_throttle=Throttle() if scenario.throttled else None,
             ),
         )
         self.actors: list[Actor] = []
@@ -97,6 +100,12 @@ class World:
     def clearing_out(self) -> bool:
         """Whether the arena shrank and not everything has left yet; the broker must go on with that by itself."""
         return self.broker._clearing._timer is not None
+
+    def _guesses(self, scenario: Scenario) -> HistoryGuess | None:
+        layers, top_k = scenario.layers, max((habits.top_k for habits in scenario.nodes), default=1)
+        if not scenario.guesses:
+            return None
+        return HistoryGuess(range(layers), [scenario.experts_per_layer] * layers, top_k)
 
     def _drive(self, name: str, habits: DriveHabits) -> VirtualDrive:
         return VirtualDrive(name, store=self.store, clock=self.clock, rng=self.rng(name), habits=habits, log=self.log)

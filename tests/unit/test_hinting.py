@@ -11,6 +11,7 @@ from compute_node.bench.drawn_hints import DrawnHints
 from compute_node.kernels import Matrix
 from compute_node.models.look_ahead import LookAhead, RouterWeights
 from compute_node.prediction.hinting import Hinting
+from compute_node.prediction.union_guess import UnionGuess
 from tierd.policy.token_table import TokenTable
 from tierd.prefetch.throttle import Throttle
 
@@ -85,7 +86,7 @@ def test_a_step_that_waits_hints_for_the_next_layer_what_its_router_says_of_the_
     assert len(experts) <= 2 * TOP_K
 
 
-def test_nothing_is_said_where_nothing_is_absent_of_the_last_layer_and_in_a_prefill(look):
+def test_nothing_is_said_where_nothing_is_absent_and_behind_the_last_layer(look):
     source = Source(missing=False)
     node = hinting(source, look)
     node.begin([5], step=0, decode=True)
@@ -94,11 +95,46 @@ def test_nothing_is_said_where_nothing_is_absent_of_the_last_layer_and_in_a_pref
     source.missing = True
     node.at(3, np.arange(TOP_K, dtype=np.int32)[None])
     node.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
-    node.begin([5], step=1, decode=False)
-    assert not node.active
-    node.begin([5] * 5, step=2, decode=True)
-    assert not node.active
+    node.begin([5] * 4, step=1, decode=False)
+    node.meanwhile(3, np.zeros((4, HIDDEN), np.float32))
     assert source.hints == []
+
+
+def test_a_prompt_hints_for_what_its_rows_together_will_want_of_the_next_layer(look):
+    source = Source()
+    node = hinting(source, look)
+    node.begin([5] * 4, step=7, decode=False)
+    assert node.active
+    assert source.hints == []
+    known = np.full((4, HIDDEN), 0.5, np.float32)
+    node.meanwhile(0, known)
+    chosen = np.array([np.argsort(-logits_of(look, 2, row + 0.5))[:TOP_K] for row in look.residual])
+    ((step, layer, experts),) = source.hints
+    assert (step, layer, len(experts)) == (7, 2, 2 * TOP_K)
+    by_count = np.bincount(chosen.ravel(), minlength=EXPERTS)
+    assert by_count[experts].sum() >= 0.7 * np.sort(by_count)[-2 * TOP_K :].sum()
+
+
+def test_a_prompt_learns_how_far_the_next_router_is_to_be_believed(look):
+    source, known = Source(), np.zeros((4, HIDDEN), np.float32)
+    node = hinting(source, look, Throttle(3, fixed=True))
+    rng = np.random.default_rng(3)
+    for step in range(150):
+        node.begin([5] * 4, step=step, decode=False)
+        node.meanwhile(0, known)
+        # Each row chooses by chance, so that no guess is better than another.
+        node.at(2, np.array([rng.permutation(EXPERTS)[:TOP_K] for _ in range(4)], np.int32))
+    guess = node._union.wanted(1, known, np.ones(EXPERTS, np.bool_))
+    assert np.allclose(guess, 1 - (1 - TOP_K / EXPERTS) ** 4, atol=0.12)
+
+
+def test_a_long_prompt_is_judged_by_a_sample_of_its_rows(look):
+    calls = []
+    guess = UnionGuess(look, lambda segment: calls.append([op() for op in segment.ops]), list(LAYERS), TOP_K)
+    look.residual = np.repeat(look.residual, 50, axis=0)
+    wanted = guess.wanted(1, np.zeros((200, HIDDEN), np.float32), np.ones(EXPERTS, np.bool_))
+    assert len(calls) == 16
+    assert ((wanted > 0.5) & (wanted <= 1)).any()
 
 
 def test_off_computes_nothing_and_still_measures(look):

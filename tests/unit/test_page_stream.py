@@ -22,6 +22,7 @@ class Scene:
         self.present = np.zeros(experts, dtype=bool)
         self.copies = np.ones(experts, dtype=np.uint8)
         self.asked = np.zeros(experts, dtype=np.uint32)
+        self.reading = []
         self.unasked = {}
         self.rates = np.zeros(experts)
 
@@ -30,6 +31,7 @@ class Scene:
         return ExpertSources(
             present=self.present.copy,
             copies=lambda: self.copies,
+            reading=lambda: self.reading,
             asked=lambda: self.asked,
             unasked=lambda: {session: uses.copy() for session, uses in self.unasked.items()},
             rates=lambda: self.rates,
@@ -51,6 +53,16 @@ EXPERTS = 12
 
 def make_stream(scene):
     return PageStream(LAYERS, scene.sources, lambda: {"now": 1}, lambda: {"time": [0.5]})
+
+
+def test_an_expert_that_is_being_read_is_seen_on_its_way():
+    scene = Scene(4)
+    scene.reading = [2]
+    view = ExpertView(scene.sources)
+    assert view.places.tolist() == [1, 1, Place.READING, 1]
+    scene.reading, scene.present[2] = [], True
+    assert view.look(0.1).tolist() == [2]
+    assert view.places[2] == Place.RAM
 
 
 def test_a_view_tells_places_moves_uses_and_heat():

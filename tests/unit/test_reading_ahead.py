@@ -261,6 +261,7 @@ def test_what_requests_wait_reaches_the_throttle_once_per_token():
     throttle.token = told.append  # type: ignore[method-assign]
     hand = BrokerByHand(slots=30, most=4, prefetch=PrefetchOptions(throttle=throttle))
     session = hand.session()
+    session.hint(15, layer=3)
     for step in range(3):
         session.ask(step, step=step)
         hand.clock.advance(0.25)

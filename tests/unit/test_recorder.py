@@ -40,7 +40,7 @@ def test_it_shows_the_last_seconds_only():
     assert (new["ph"], new["ts"]) == ("i", 0)
     tracks = {event["tid"]: event["args"]["name"] for event in named(trace, "thread_name")}
     assert {tracks[long["tid"]], tracks[new["tid"]]} == {"a", "b"}
-    assert trace["otherData"] == {"seconds": 10.0, "events": 2}
+    assert trace["otherData"] == {"seconds": 10.0, "events": 2, "monotonic_seconds": 112.0}
 
 
 def test_it_is_bounded_and_says_how_far_back_it_goes():
@@ -52,7 +52,7 @@ def test_it_is_bounded_and_says_how_far_back_it_goes():
     trace = recorder.trace()
     assert len(recorder) == 10
     assert recorder.noted == 100
-    assert trace["otherData"] == {"seconds": 4.5, "events": 10}
+    assert trace["otherData"] == {"seconds": 4.5, "events": 10, "monotonic_seconds": 150.0}
     assert json.loads(recorder.dump()()) == trace
     assert len(named(json.loads(recorder.dump(1.0)()), "event 99")) == 1
     assert json.loads(recorder.dump(1.0)())["otherData"]["events"] == 3

@@ -119,12 +119,17 @@ class Prefetch(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     THROTTLE_LEVEL_FIELD_NUMBER: _builtins.int
+    GUESSED_FIELD_NUMBER: _builtins.int
+    GUESS_LEVEL_FIELD_NUMBER: _builtins.int
     hinted: _builtins.int
     """Of the experts that hints named: those that made no sense or were too many, and those in RAM or on their way."""
     cut: _builtins.int
     known: _builtins.int
     throttle_level: _builtins.int
     """0 is off, the highest takes guesses of any use."""
+    guessed: _builtins.int
+    """Of the hinted, those that the daemon guessed itself, for sessions that send no hints; and the level for these."""
+    guess_level: _builtins.int
     @_builtins.property
     def issued(self) -> Global___Tally: ...
     @_builtins.property
@@ -157,10 +162,12 @@ class Prefetch(_message.Message):
         dropped: _abc.Mapping[_builtins.str, Global___Tally] | None = ...,
         pending: Global___Tally | None = ...,
         throttle_level: _builtins.int = ...,
+        guessed: _builtins.int = ...,
+        guess_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "issued", b"issued", "late", b"late", "pending", b"pending", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "cut", b"cut", "dropped", b"dropped", "hinted", b"hinted", "issued", b"issued", "known", b"known", "late", b"late", "pending", b"pending", "throttle_level", b"throttle_level", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "cut", b"cut", "dropped", b"dropped", "guess_level", b"guess_level", "guessed", b"guessed", "hinted", b"hinted", "issued", b"issued", "known", b"known", "late", b"late", "pending", b"pending", "throttle_level", b"throttle_level", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

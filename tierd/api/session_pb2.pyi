@@ -100,6 +100,7 @@ class OpenSessionRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -110,6 +111,8 @@ class OpenSessionRequest(_message.Message):
     def hint(self) -> Global___Hint: ...
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def step(self) -> Global___Step: ...
     def __init__(
         self,
         *,
@@ -118,12 +121,13 @@ class OpenSessionRequest(_message.Message):
         release: Global___Release | None = ...,
         hint: Global___Hint | None = ...,
         cancel: Global___Cancel | None = ...,
+        step: Global___Step | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "hello", b"hello", "hint", b"hint", "message", b"message", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "hello", b"hello", "hint", b"hint", "message", b"message", "release", b"release", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "hello", b"hello", "hint", b"hint", "message", b"message", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "hello", b"hello", "hint", b"hint", "message", b"message", "release", b"release", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "acquire", "release", "hint", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "acquire", "release", "hint", "cancel", "step"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -486,6 +490,31 @@ class Hint(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hint: _TypeAlias = Hint  # noqa: Y015
+
+@_typing.final
+class Step(_message.Message):
+    """Tokens that a step is about to compute on, for daemons that guess which experts they will want. Never answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Step: _TypeAlias = Step  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):

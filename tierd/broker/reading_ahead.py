@@ -1,4 +1,4 @@
-"""Reads that nobody waits for: hinted experts first, then those that were likely used before.
+"""Reads that nobody waits for: hinted and guessed experts first, then those that were likely used before.
 
 Nothing here delays a request. Such a read begins only while no request waits for room or for a drive, it leaves room
 for a whole request beside it, and it is taken back when somebody asks, as long as no drive has begun it. A hinted
@@ -7,7 +7,7 @@ expert takes a free slot, or that of an expert which is worth less than it and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sized
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,10 @@ from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.counts import DropReason
 from tierd.prefetch.hint import Hint, likeliest
 from tierd.prefetch.hint_book import HintBook, Hinted
+from tierd.prefetch.history_guess import HistoryGuess
 from tierd.prefetch.step_uses import StepUses
 from tierd.prefetch.throttle import LEAST_PROBABILITY, Throttle
+from tierd.prefetch.token_costs import TokenCosts
 
 __all__ = ["PrefetchOptions", "ReadingAhead"]
 
@@ -32,7 +34,6 @@ _UNUSED_SHARE: Final = 10
 _UNKNOWN_WORTH: Final = 0.5
 """Of a resident where the policy has no measure: a guess must be likelier right than wrong to take its slot."""
 _SMOOTHING: Final = 0.125
-_MOST_TOKENS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,16 @@ class PrefetchOptions:
     Attributes:
         depth: tells how many reads in flight keep all drives busy now.
         most_per_hint: experts of a hint that are taken up, the likeliest ones.
-        throttle: learns how likely a guess must be; None takes every guess.
+        throttle: learns how likely a hinted expert must be; None takes every one.
+        guesses: foresees for sessions that send no hints; None: nobody does.
+        guess_throttle: learns how likely its guesses must be; None takes every one.
     """
 
     depth: Callable[[], int] = lambda: 4
     most_per_hint: int = 16
     throttle: Throttle | None = None
+    guesses: HistoryGuess | None = None
+    guess_throttle: Throttle | None = None
 
 
 class ReadingAhead:
@@ -70,7 +75,6 @@ class ReadingAhead:
         background: what is read while not even a hint wants anything.
         book: as given.
         uses: who was used in this step or the last.
-        throttle: see `PrefetchOptions`.
     """
 
     def __init__(
@@ -91,7 +95,6 @@ class ReadingAhead:
         self.background = BackgroundReads()
         self.book = book
         self.uses = StepUses()
-        self.throttle = options.throttle
         self._catalogue = catalogue
         self._memory = memory
         self._policy = policy
@@ -103,18 +106,42 @@ class ReadingAhead:
         self._start = start
         self._options = options
         self._read_seconds = 0.0
-        self._waited = 0.0
-        self._steps: dict[int, int] = {}
+        self._hinting: set[int] = set()
+        self._costs = {True: TokenCosts(options.throttle), False: TokenCosts(options.guess_throttle)}
 
     @property
     def level(self) -> int:
-        """The throttle's level, 0 for off; the highest one without a throttle."""
-        return self.throttle.level if self.throttle is not None else len(LEAST_PROBABILITY) - 1
+        """The level of the throttle of hints, 0 for off; the highest one without a throttle."""
+        return _level(self._options.throttle)
+
+    @property
+    def guess_level(self) -> int:
+        """The same for the daemon's own guesses; 0 where it makes none."""
+        return _level(self._options.guess_throttle) if self._options.guesses is not None else 0
 
     # What sessions bring about.
 
     def hint(self, session: int, hint: Hint) -> None:
-        """Take a hint up, as far as it makes sense."""
+        """Take a session's hint up, as far as it makes sense. From now on nothing is guessed for it."""
+        if session not in self._hinting:
+            self._hinting.add(session)
+            self._costs[False].ended(session)
+        self._take_up(session, hint, self._options.throttle)
+
+    def said(self, session: int, step: int, tokens: Sequence[int]) -> None:
+        """The session says which tokens a step computes on: its first layers can be guessed."""
+        guesses = self._options.guesses
+        if guesses is None or session in self._hinting:
+            return
+        self._costs[False].reached(session, step)
+        for hint in guesses.said(session, step, tokens, self._known):
+            self._guessed(session, hint)
+
+    def _guessed(self, session: int, hint: Hint) -> None:
+        self.book.counts.guessed += len(hint.experts)
+        self._take_up(session, hint, self._options.guess_throttle)
+
+    def _take_up(self, session: int, hint: Hint, throttle: Throttle | None) -> None:
         counts = self.book.counts
         counts.hinted += len(hint.experts)
         offers = []
@@ -126,35 +153,53 @@ class ReadingAhead:
             offers.append((flat, self._catalogue.record(flat).nbytes, probability))
         counts.cut += len(hint.experts) - len(offers)
         now = self._clock.time()
-        least = self.throttle.least if self.throttle is not None else 0.0
+        least = throttle.least if throttle is not None else 0.0
         unwanted = self.book.hint(
             session, hint.step, hint.layer, offers, due=hint.due(now), known=self._known, least=least
         )
         self._take_back(unwanted)
 
-    def reached(self, session: int, step: int, layer: int, wanted: Collection[int]) -> None:
-        """The session asks for these experts of that layer: reads ahead make way, and guesses are settled."""
-        self._count_tokens(session, step)
+    def reached(self, session: int, step: int, layer: int, wanted: Collection[int], used: Collection[int] = ()) -> None:
+        """The session asks for experts of that layer: reads ahead make way, guesses are settled, new ones are made.
+
+        Args:
+            session: who asks.
+            step: in which step.
+            layer: of these experts.
+            wanted: flat numbers of those that it asks for.
+            used: flat numbers of those that it found in RAM besides.
+        """
+        self._costs[session in self._hinting].reached(session, step)
         self._take_back(self.book.reached(session, step, layer, wanted))
         self._take_back(flat for flat in list(self.book.reading) if flat not in wanted)
         for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
             self._undo(flat, slot)
+        guesses = self._options.guesses
+        if guesses is not None and session not in self._hinting:
+            wants = self.guess_level > 0
+            hint = guesses.reached(session, step, layer, wanted, used, self._known, guess=wants)
+            if hint is not None:
+                self._guessed(session, hint)
 
     def used(self, session: int, step: int, flat: int) -> None:
         """The session uses the expert, or waits for it."""
         self.uses.used(session, step, flat)
         self.book.used(flat)
+        if self._options.guesses is not None and session not in self._hinting:
+            self._options.guesses.used(session, step, flat)
 
     def ended(self, session: int) -> None:
         """The session is over."""
         self.uses.ended(session)
         self._take_back(self.book.ended(session))
-        if self._steps.pop(session, None) is not None and self.throttle is not None:
-            self.throttle.disturbed()
+        self._costs[session in self._hinting].ended(session)
+        self._hinting.discard(session)
+        if self._options.guesses is not None:
+            self._options.guesses.ended(session)
 
-    def waited(self, seconds: float) -> None:
-        """A request has been answered; it waited so long for a drive."""
-        self._waited += seconds
+    def waited(self, session: int, seconds: float) -> None:
+        """A request of the session has been answered; it waited so long for a drive."""
+        self._costs[session in self._hinting].waited(seconds)
 
     # What drives bring about.
 
@@ -249,16 +294,6 @@ class ReadingAhead:
     def _known(self, flat: int) -> bool:
         return flat in self._residents or flat in self._reading
 
-    def _count_tokens(self, session: int, step: int) -> None:
-        """What requests have waited since the last token of any session is what the tokens since then cost."""
-        before = self._steps.get(session)
-        self._steps[session] = step
-        if self.throttle is None:
-            return
-        if before is None:
-            self.throttle.disturbed()
-        elif step > before:
-            tokens = min(step - before, _MOST_TOKENS_AT_ONCE)
-            for _ in range(tokens):
-                self.throttle.token(self._waited / tokens)
-            self._waited = 0.0
+
+def _level(throttle: Throttle | None) -> int:
+    return throttle.level if throttle is not None else len(LEAST_PROBABILITY) - 1

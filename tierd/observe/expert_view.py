@@ -5,7 +5,7 @@ Nothing here runs unless somebody looks. A look compares arrays; it costs some m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -23,12 +23,13 @@ _FIRST_PEAK: Final = 20.0
 
 
 class Place(IntEnum):
-    """The fastest tier that has an expert."""
+    """The fastest tier that has an expert, or that it is on its way from a drive to RAM."""
 
     NOWHERE = 0
     ONE_DRIVE = 1
     DRIVES = 2
     RAM = 3
+    READING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class ExpertSources:
     Attributes:
         present: bool, whether the expert is in RAM.
         copies: uint8, how many usable drives have it.
+        reading: flat numbers of those that are being read just now.
         asked: uint32, uses asked for by message, rising modulo 2**32.
         unasked: the same for uses without a message, by session.
         rates: float64, what earlier runs used; all zero where nothing is known.
@@ -45,6 +47,7 @@ class ExpertSources:
 
     present: Callable[[], NDArray[np.bool_]]
     copies: Callable[[], NDArray[np.uint8]]
+    reading: Callable[[], Collection[int]]
     asked: Callable[[], NDArray[np.uint32]]
     unasked: Callable[[], Mapping[int, NDArray[np.uint32]]]
     rates: Callable[[], NDArray[np.float64]]
@@ -98,5 +101,6 @@ class ExpertView:
 
     def _look(self) -> NDArray[np.uint8]:
         places = np.minimum(self._sources.copies(), Place.DRIVES).astype(np.uint8)
+        places[list(self._sources.reading())] = Place.READING
         places[self._sources.present()] = Place.RAM
         return places

@@ -67,6 +67,7 @@ class Live:
         sources = ExpertSources(
             present=parts.arena.present,
             copies=self._copies,
+            reading=parts.broker.being_read,
             asked=lambda: parts.activity.uses,
             unasked=nodes.uses,
             rates=parts.remembering.rates,

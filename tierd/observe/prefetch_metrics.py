@@ -12,7 +12,8 @@ from tierd.prefetch.counts import PrefetchCounts, Tally
 
 __all__ = ["prefetch_metrics"]
 
-_HINTED = counter("tierd_prefetch_hinted", "Experts that nodes' hints named.")
+_HINTED = counter("tierd_prefetch_hinted", "Experts that nodes' hints named, and those that the daemon guessed.")
+_GUESSED = counter("tierd_prefetch_guessed", "Of those, the ones that the daemon guessed for nodes without hints.")
 _CUT = counter("tierd_prefetch_cut", "Of those, the ones that made no sense or were too many.")
 _KNOWN = counter("tierd_prefetch_known", "Of those, the ones in RAM, on their way or hinted before.")
 _ISSUED = counter("tierd_prefetch_issued", "Hinted experts that were taken up.")
@@ -42,6 +43,7 @@ def prefetch_metrics(ahead: ReadingAhead) -> Iterator[Metric]:
     """One pass over the counts."""
     counts = ahead.book.counts
     yield _HINTED.one(counts.hinted)
+    yield _GUESSED.one(counts.guessed)
     yield _CUT.one(counts.cut)
     yield _KNOWN.one(counts.known)
     yield _ISSUED.one(counts.issued.experts)

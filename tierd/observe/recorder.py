@@ -113,5 +113,9 @@ def _trace(ring: list[_Event], noted: int, now: float, seconds: float) -> dict[s
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"seconds": seconds if whole else round(now - first, 3), "events": len(kept)},
+        "otherData": {
+            "seconds": seconds if whole else round(now - first, 3),
+            "events": len(kept),
+            "monotonic_seconds": now,
+        },
     }

@@ -43,7 +43,7 @@ class _Scene:
     @property
     def sources(self) -> ExpertSources:
         """For a view."""
-        return ExpertSources(self._look, lambda: self._copies, lambda: self._asked, dict, lambda: self._rates)
+        return ExpertSources(self._look, lambda: self._copies, list, lambda: self._asked, dict, lambda: self._rates)
 
     def _look(self) -> NDArray[np.bool_]:
         layers, experts = self._shape

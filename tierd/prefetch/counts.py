@@ -45,7 +45,8 @@ class PrefetchCounts:
     """hinted = cut + known + issued; issued = used + late + wasted + cancelled + dropped + those still pending.
 
     Attributes:
-        hinted: experts that hints named.
+        hinted: experts that hints named, and those that were guessed.
+        guessed: of these, those that no node named: the daemon's own guesses.
         cut: of these, those that the store does not have, that were named twice, or that were more than a hint may
             name; and those with an impossible probability.
         known: in RAM, on their way, or hinted before.
@@ -59,6 +60,7 @@ class PrefetchCounts:
     """
 
     hinted: int = 0
+    guessed: int = 0
     cut: int = 0
     known: int = 0
     issued: Tally = field(default_factory=Tally)

@@ -77,7 +77,7 @@ class Drives:
 
     Args:
         store: an open store.
-        settings: mirrors, further directories, threads, fault plan.
+        settings: mirrors, further directories, threads, direct reads, fault plan.
         cache: of probe results.
 
     Attributes:
@@ -95,6 +95,7 @@ class Drives:
         self.on_read: ReadWatch | None = None
         self._store = store
         self._threads = settings.drive_threads
+        self._direct = settings.direct
         self._cache = cache if cache is not None else ProbeCache()
         self._spares = 0
         self._changing = asyncio.Lock()
@@ -308,6 +309,7 @@ class Drives:
             info.paths,
             partial(loop.call_soon_threadsafe),
             threads=info.threads,
+            direct=self._direct,
             close_timeout=_CLOSE_SECONDS,
             wrapper=Chain(wrappers),
         )

@@ -115,6 +115,8 @@ def prefetch_statistics(ahead: ReadingAhead) -> pb.Prefetch:
         dropped={reason.value: plain(tally) for reason, tally in counts.dropped.items()},
         pending=plain(ahead.book.pending()),
         throttle_level=ahead.level,
+        guessed=counts.guessed,
+        guess_level=ahead.guess_level,
     )
 
 

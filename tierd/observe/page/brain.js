@@ -1,6 +1,6 @@
 // The map of all experts: draws the cells, and answers pointer, keys and search.
 
-import { Cells, Lens, PLACES } from "./cells.js";
+import { Cells, IN_RAM, Lens, PLACES } from "./cells.js";
 
 const GRID_FROM = 7; // pixels of a cell from which lines stand between cells
 
@@ -46,7 +46,7 @@ export class Brain {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => rgb(style.getPropertyValue(name));
     this.theme = {
-      places: [colour("--nowhere"), colour("--drive"), colour("--drives"), colour("--ram")],
+      places: [colour("--nowhere"), colour("--drive"), colour("--drives"), colour("--ram"), colour("--reading")],
       ground: colour("--ground"),
       flash: colour("--flash"),
       accent: style.getPropertyValue("--ink"),
@@ -242,7 +242,7 @@ export class Brain {
     const last = cells.usedAt[flat] ? `last used ${ago < 10 ? ago.toFixed(1) : Math.round(ago)} s ago` : "not used since the page was opened";
     return [
       `layer ${cells.layers[row].number}, expert ${column}`,
-      `in ${PLACES[cells.places[flat]]}`.replace("in no", "on no").replace("in one", "on one").replace("in several", "on several"),
+      PLACES[cells.places[flat]],
       `heat ${Math.round((cells.heat[flat] / 255) * 100)} of 100`,
       last,
     ];
@@ -250,7 +250,7 @@ export class Brain {
 
   describeLayer(row) {
     const { number, experts, start } = this.cells.layers[row];
-    const here = this.cells.places.subarray(start, start + experts).filter((place) => place === 3).length;
+    const here = this.cells.places.subarray(start, start + experts).filter((place) => place === IN_RAM).length;
     return `layer ${number} · ${here} of ${experts} experts in RAM`;
   }
 }

@@ -1,6 +1,8 @@
 // Where each expert stands: one pixel per expert in a small image, and its place on the screen under zoom and pan.
 
-export const PLACES = ["no working drive", "one drive", "several drives", "RAM"];
+export const PLACES = ["on no working drive", "on one drive", "on several drives", "in RAM", "being read"];
+export const IN_RAM = 3;
+const BEING_READ = 4;
 const FLASH_MS = 450;
 const FULL_FLASH_AFTER_MS = 900; // an expert that is used all the time flashes less, or its colour could not be seen
 const LEAST_FLASH = 0.12;
@@ -80,7 +82,7 @@ export class Cells {
 
   /** Counts experts by place. */
   counts() {
-    const counts = [0, 0, 0, 0];
+    const counts = PLACES.map(() => 0);
     for (const place of this.places) counts[place] += 1;
     return counts;
   }
@@ -88,7 +90,8 @@ export class Cells {
   /** Paints one expert into the image's pixels. */
   paint(flat, row, column, theme, now) {
     const base = theme.places[this.places[flat]];
-    const share = LEAST_SHARE + (1 - LEAST_SHARE) * (this.heat[flat] / 255);
+    const coming = this.places[flat] === BEING_READ;
+    const share = coming ? 1 : LEAST_SHARE + (1 - LEAST_SHARE) * (this.heat[flat] / 255);
     const since = now - this.usedAt[flat];
     const flash = this.usedAt[flat] > 0 && since < FLASH_MS ? this.flash[flat] * (1 - since / FLASH_MS) : 0;
     const out = 4 * (row * this.columns + column);

@@ -39,7 +39,7 @@ function live(now) {
   drives(now.drives);
   sessions(now.sessions, now.steps);
   const counts = brain.cells.total ? brain.cells.counts() : null;
-  ["nowhere", "drive", "drives", "ram"].forEach((name, place) => counts && say(`c-${name}`, whole.format(counts[place])));
+  ["nowhere", "drive", "drives", "ram", "reading"].forEach((name, place) => counts && say(`c-${name}`, whole.format(counts[place])));
   charts.draw();
 }
 
