@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Corpus", "train_tokenizer"]
+__all__ = ["Corpus", "held_out_text", "train_tokenizer"]
 
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>")
 END_OF_TEXT = 0
@@ -50,6 +50,28 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int, path: Path) -> None:
     tokenizer.save(str(path))
 
 
+def held_out_text(texts: Sequence[str], tokenizer_path: Path) -> str:
+    """What a model with this tokenizer was not trained on, as text: the end of every book, one after the other."""
+    tokenizer = _tokenizer(tokenizer_path)
+    ends = []
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        ends.append(tokenizer.decode(ids[_cut(ids) :]).strip())
+    return "\n\n".join(ends) + "\n"
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers package raises nothing narrower
+        raise StoreDamaged(f"{path} cannot be read: {error}") from error
+
+
+def _cut(ids: Sequence[int] | NDArray[np.int32]) -> int:
+    """Where the held-out part of a book begins."""
+    return int(len(ids) * (1 - HELD_OUT))
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Token ids for training and for evaluation; `held_out` are the last 2 % of every book."""
@@ -63,14 +85,11 @@ class Corpus:
 
         Raises UsageError where either part is shorter than one window of `context` tokens and its successor.
         """
-        try:
-            tokenizer = Tokenizer.from_file(str(tokenizer_path))
-        except Exception as error:  # the tokenizers package raises nothing narrower
-            raise StoreDamaged(f"{tokenizer_path} cannot be read: {error}") from error
+        tokenizer = _tokenizer(tokenizer_path)
         train, held_out = [], []
         for text in texts:
             ids = np.array(tokenizer.encode(text).ids, np.int32)
-            cut = int(len(ids) * (1 - HELD_OUT))
+            cut = _cut(ids)
             train += [ids[:cut], np.array([END_OF_TEXT], np.int32)]
             held_out.append(ids[cut:])
         corpus = cls(np.concatenate(train), np.concatenate(held_out))

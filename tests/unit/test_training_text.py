@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
-from compute_node.training.corpus import Corpus, train_tokenizer
+from compute_node.training.corpus import Corpus, held_out_text, train_tokenizer
 from compute_node.training.text import build_text, documents, novels
 from tierd.errors import StoreDamaged, UsageError
 
@@ -80,6 +80,16 @@ def test_the_end_of_every_book_is_held_out(tmp_path):
     again = Corpus.load(tmp_path / "tokens.npz")
     assert np.array_equal(again.train, corpus.train)
     assert np.array_equal(again.held_out, corpus.held_out)
+
+
+def test_the_held_out_text_is_the_end_of_every_book_and_nothing_that_was_trained_on(tmp_path):
+    texts = [" ".join(f"first{n}" for n in range(500)), " ".join(f"second{n}" for n in range(500))]
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(texts, 300, path)
+    first, second = held_out_text(texts, path).strip().split("\n\n")
+    assert texts[0].endswith(first)
+    assert texts[1].endswith(second)
+    assert 0 < len(first) < 0.03 * len(texts[0])
 
 
 def test_too_little_text_is_refused_with_how_much_is_needed(tmp_path):
