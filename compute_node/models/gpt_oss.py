@@ -21,8 +21,11 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     layers = read.integer("num_hidden_layers", default=36)
     head_dim = read.integer("head_dim", default=64)
     read.silu()  # what the configs say; the experts' activation is the family's own
-    if read.number("swiglu_limit", 7.0) != 7.0:
-        raise read.refuse("swiglu_limit", "the family's experts are clamped at 7")
+    for name, known in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if read.number(name, known) != known:
+            raise read.refuse(name, f"the family's experts have {known}")
+    if read.value("rope_parameters") is None and read.value("rope_scaling") is None:
+        raise read.refuse("rope_parameters", "the family's rotary embeddings are stretched by settings that are absent")
     read.value("initial_context_length")
     bos = read.token_ids("bos_token_id")
     window = read.integer("sliding_window", default=128)
