@@ -17,7 +17,13 @@ from compute_node.kernels.matrix import data_dtype, data_shape, scales_dtype, sc
 
 __all__ = ["CASES", "KernelSpeed", "measure_kernels"]
 
-CASES: Final = (("int4-g64", "fast"), ("int8", "fast"), ("bf16", "fast"), ("int4-g64", "exact"), ("int8", "exact"))
+CASES: Final = (
+    ("int4-g64", "fast"), ("int8", "fast"), ("mxfp4", "fast"), ("int4-g32", "fast"), ("bf16", "fast"),
+    ("int4-g64", "exact"), ("int8", "exact"), ("fp8-e4m3", "exact"), ("mxfp4", "exact"), ("int4-g32", "exact"),
+)  # fmt: skip
+"""bf16 and fp8-e4m3 are computed alike by both numerics."""
+_SMALL_SCALE: Final = {"mxfp4": 0x78, "int4-g32": 0x3C24}
+"""About 0.01, as the bits of formats that numpy does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +105,13 @@ def _product(weight_format: str, numerics: str, nbytes: int, cols: int) -> tuple
     width = data_shape(weight_format, 1, cols)[1] * data_dtype(weight_format).itemsize
     rows = max(16, nbytes // width // 16 * 16)
     generator = np.random.Generator(np.random.Philox(0))
-    block = generator.integers(0, 0x3F if weight_format == "bf16" else 256, 1 << 20, np.uint8)
+    top = {"bf16": 0x3F, "fp8-e4m3": 0x7F}.get(weight_format, 256)  # neither infinities nor NaN
+    block = generator.integers(0, top, 1 << 20, np.uint8)
     data = _filled(data_shape(weight_format, rows, cols), data_dtype(weight_format), block)
     shape, kind = scales_shape(weight_format, rows, cols), scales_dtype(weight_format)
     scales = None
     if shape is not None and kind is not None:
-        scales = _filled(shape, kind, np.full(1 << 18, 0.01, kind).view(np.uint8))
+        scales = _filled(shape, kind, np.full(1 << 18, _SMALL_SCALE.get(weight_format, 0.01), kind).view(np.uint8))
     matrix = Matrix(weight_format, rows, cols, data, scales)
     x = generator.standard_normal((1, cols), np.float32)
     y, batch, ops = np.zeros((1, rows), np.float32), Batch(1), []

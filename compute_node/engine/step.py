@@ -12,8 +12,8 @@ from typing import Final
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import kernel_layout
 from compute_node.engine.program import Segment
-from compute_node.kernels import Binding, ExpertGroup, ExpertShape, Op
-from compute_node.models.decoder import DecoderProgram
+from compute_node.kernels import Binding, ExpertGroup, ExpertLayout, ExpertShape, Op
+from compute_node.models.decoder_program import DecoderProgram
 from tierd.client.source import DirectAccess, ExpertSource, Phase
 from tierd.store.geometry import Geometry
 
@@ -60,7 +60,7 @@ class StepRunner:
         self._rows = min(FUSED_ROWS, program.batch.max_rows)
         self.experts_used = 0
         ops: list[Op] = []
-        groups: dict[str, ExpertGroup] = {}
+        groups: dict[tuple[str, str], ExpertGroup] = {}
         most = max((entry.experts for entry in geometry.layers), default=1)
         entries = {entry.layer: entry for entry in geometry.layers}
         for position, (segment, layer) in enumerate(zip(program.body, program.expert_layers, strict=False)):
@@ -68,9 +68,9 @@ class StepRunner:
             ops += segment.ops
             entry = entries[layer]
             layout = kernel_layout(geometry.layouts[entry.layout], geometry.hidden_size, geometry.intermediate_size)
-            if layout.format not in groups:
-                groups[layout.format] = self._group(layout.format, geometry, numerics, most)
-            added = groups[layout.format].ops(
+            if layout.kind not in groups:
+                groups[layout.kind] = self._group(layout, geometry, numerics, most)
+            added = groups[layout.kind].ops(
                 f"layer {layer}", layout, start=geometry.layer_start(layer), experts=entry.experts
             )
             for number, op in enumerate(added):
@@ -112,16 +112,17 @@ class StepRunner:
             yield program.expert_layers[position]
             position += 1
 
-    def _group(self, weight_format: str, geometry: Geometry, numerics: str, experts: int) -> ExpertGroup:
+    def _group(self, layout: ExpertLayout, geometry: Geometry, numerics: str, experts: int) -> ExpertGroup:
         program = self._program
         shape = ExpertShape(
-            f"experts ({weight_format})",
+            f"experts ({layout.format})",
             program.expert_input,
             program.expert_rows,
             geometry.intermediate_size,
-            weight_format,
+            layout.format,
             numerics,
             program.expert_quantised,
+            layout.activation,
         )
         return ExpertGroup(
             shape, program.route_indices, program.batch, self._binding, rows=self._rows, experts=experts

@@ -3,7 +3,8 @@
 Lane j of sixteen accumulates the products of columns j, j + 16, j + 32 ... in rising order by fused multiply-add;
 columns beyond the end count as zeros; the lanes are then added by one fixed tree. It is the same for any number of
 rows computed together, so a row's result does not depend on its company. Weights are widened to float32 exactly.
-`int4-g64` sums each group of 64 columns from zero and adds it, times the group's scale, by one more fma.
+`int4-g64` sums each group of 64 columns from zero and adds it, times the group's scale, by one more fma. Formats with
+scales for small blocks are in `block_dots`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from compute_node.kernels import lanes
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
 __all__ = [
+    "LINE",
     "Builder",
+    "LaneSums",
     "dot",
     "dots_bf16",
     "dots_f32",
@@ -71,7 +74,7 @@ def prefetch_lines(builder: Builder, start: Any, step: Any, lines: int) -> None:
         lanes.prefetch(builder, lanes.offset(builder, at, line * LINE))
 
 
-class _Sums:
+class LaneSums:
     """Accumulators of sixteen lanes for each pair of an activation row and a weight row."""
 
     def __init__(self, builder: Builder, rows: int, columns: int) -> None:
@@ -97,7 +100,7 @@ def _flat(
 ) -> list[Any]:
     """Dot products where one weight is one element of memory."""
     size = 4 if element == F32 else element.width // 8
-    sums = _Sums(builder, len(x), len(w))
+    sums = LaneSums(builder, len(x), len(w))
 
     def step(weights: list[Any], inputs: list[Any]) -> None:
         values = [lanes.lanes_at(builder, p) for p in inputs]
@@ -153,7 +156,7 @@ def _codes(builder: Builder, raw: Any, *, high: bool) -> Any:
 
 def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
     """Dot products of `int4-g64`: per group a sum from zero, then added times the group's scale."""
-    sums = _Sums(builder, len(x), len(w))
+    sums = LaneSums(builder, len(x), len(w))
     chunks = range(0, 64, LANES)
 
     def step(weights: list[Any], scales: list[Any], inputs: list[Any]) -> None:

@@ -16,7 +16,7 @@ from compute_node.kernels.lanes import exp32, f32_at, fma32, i64_at, larger32
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from tierd.errors import UsageError
 
-__all__ = ["add", "clip", "combine", "gather_rows", "silu", "silu_mul"]
+__all__ = ["add", "clip", "combine", "gather_rows", "gpt_oss_glu", "silu", "silu_mul"]
 
 CHUNK: Final = 64
 """Columns of one unit."""
@@ -28,6 +28,15 @@ Rows = NDArray[np.float32]
 def silu(x: Any) -> Any:
     """`x / (1 + exp(-x))`."""
     return x / (np.float32(1) + exp32(-x))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def gpt_oss_glu(gate: Any, up: Any) -> Any:
+    """`(u + 1) * g / (1 + exp(-1.702 g))` with `g = min(gate, 7)` and u = up cut to [-7, 7]; NaN stays NaN."""
+    seven = np.float32(7)
+    g = -larger32(-gate, -seven)
+    u = larger32(-larger32(-up, -seven), -seven)
+    return (u + np.float32(1)) * (g / (np.float32(1) + exp32(np.float32(-1.702) * g)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -82,8 +82,8 @@ def embed(name: str, table: Matrix, y: NDArray[np.float32], batch: Batch) -> Op:
         y: float32 [max_rows, width]; the row of an id outside the table becomes NaN.
         batch: the live rows and their token ids.
     """
-    if table.format == "int4-g64":
-        raise UsageError(f"{name}: an embedding table cannot be int4-g64", hint="keep it as bf16 or int8")
+    if table.format not in {"f32", "bf16", "int8"}:
+        raise UsageError(f"{name}: an embedding table cannot be {table.format}", hint="keep it as bf16 or int8")
     check_buffer(name, "y", y, (batch.max_rows, table.cols), writable=True)
     data = table.data
     args = record([

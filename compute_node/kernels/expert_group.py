@@ -32,9 +32,10 @@ from compute_node.kernels.expert_records import (
     ExpertLayout,
     ExpertShape,
     gate_up_rows,
+    point_record,
 )
 from compute_node.kernels.lanes import i32_at, i64_at, u8_at
-from compute_node.kernels.matmul import DATA, GRAIN, SCALES, X_INDEX, Y_INDEX, X, Y
+from compute_node.kernels.matmul import GRAIN, X_INDEX, Y_INDEX, X, Y
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from compute_node.kernels.threads import atomic_load, atomic_store, call_kernel, count_use, load_fence
 from tierd.errors import UsageError
@@ -142,13 +143,6 @@ def _assign(g: Any, rows: int) -> None:
         begin = end
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _point(m: Any, layer: Any, address: int) -> None:
-    m[GATE + DATA], m[GATE + SCALES] = address + layer[OFFSETS], address + layer[OFFSETS + 1]
-    m[UP + DATA], m[UP + SCALES] = address + layer[OFFSETS + 2], address + layer[OFFSETS + 3]
-    m[DOWN + DATA], m[DOWN + SCALES] = address + layer[OFFSETS + 4], address + layer[OFFSETS + 5]
-
-
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
     """Finds the chosen experts; status is how many of them are not resident. Record: that of a layer.
@@ -170,7 +164,7 @@ def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
         _assign(g, rows)
         for number in range(live[0]):
             address = bound[PAYLOAD] + ((words[number] & 0xFFFFFF) - 1) * bound[SLOT_BYTES]
-            _point(i64_at(g[RECORDS] + number * EXPERT_FIELDS * 8), layer, address)
+            point_record(i64_at(g[RECORDS] + number * EXPERT_FIELDS * 8), i64_at(args + OFFSETS * 8), address)
     for number in range(live[0]):
         places[experts[number]] = 0
     if lacking != 0:
@@ -296,13 +290,12 @@ class ExpertGroup:
             experts: of the layer.
         """
         shape = self.shape
-        if (layout.format, layout.hidden, layout.intermediate) != (shape.format, shape.hidden, shape.intermediate):
+        if (layout.kind, layout.hidden, layout.intermediate) != (shape.kind, shape.hidden, shape.intermediate):
             raise UsageError(f"{name}: experts of another shape or format than their group's")
         if not 1 <= experts <= self._experts:
             raise UsageError(f"{name}: {experts} experts in a group of at most {self._experts}")
         args = record([
-            address_of(self._record), start, experts, layout.gate_data, layout.gate_scales,
-            layout.up_data, layout.up_scales, layout.down_data, layout.down_scales,
+            address_of(self._record), start, experts, *layout.places(),
         ])  # fmt: skip
         up, down = record([self._table, shape.intermediate]), record([self._table, shape.hidden])
         keep = (self._keep, args, up, down)

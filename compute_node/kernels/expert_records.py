@@ -1,28 +1,32 @@
-"""The records by which kernels compute routed experts: `down(silu(gate x) * up x)` for the rows that chose one.
+"""The records by which kernels compute routed experts: `down(act(gate x, up x))` for the rows that chose one.
 
-One record of `EXPERT_FIELDS` int64 describes one expert: the matmuls of gate, up and down, and where the fast numerics
-leave the quantised product between them. A record is re-pointed at other weights without being built again.
+`act` is an `Activation`, such as silu(gate) * up; each of the three products may have a bias. One record of
+`EXPERT_FIELDS` int64 describes one expert: the matmuls of gate, up and down, and where the fast numerics leave the
+quantised product between them. A record is re-pointed at other weights without being built again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import cfunc, njit
 from numpy.typing import NDArray
 
-from compute_node.kernels.elementwise import silu
+from compute_node.kernels.elementwise import gpt_oss_glu, silu
 from compute_node.kernels.lanes import f32_at, i64_at
 from compute_node.kernels.matmul import (
     BIAS,
     COLS,
     COUNT,
+    DATA,
     DATA_STRIDE,
     GRAIN,
     KIND,
     MATMUL_FIELDS,
+    SCALES,
+    SCALES_SHIFT,
     SCALES_STRIDE,
     X_INDEX,
     X_STRIDE,
@@ -34,13 +38,23 @@ from compute_node.kernels.matmul import (
     matmul_kernel,
     quantises,
 )
-from compute_node.kernels.matrix import FORMATS, GROUP, data_dtype, data_shape, scales_dtype, scales_shape
+from compute_node.kernels.matrix import (
+    FORMATS,
+    GROUP,
+    data_dtype,
+    data_shape,
+    scales_dtype,
+    scales_rows_shift,
+    scales_shape,
+)
 from compute_node.kernels.op import KERNEL, address_of, check_buffer
 from compute_node.kernels.quantised_rows import QuantisedRows, quantise_span, row_layout
 from compute_node.kernels.threads import call_kernel
 from tierd.errors import UsageError
+from tierd.store.formats import Activation
 
 __all__ = [
+    "ACTIVATION",
     "CODE",
     "COLUMN_GRAIN",
     "DOWN",
@@ -51,6 +65,7 @@ __all__ = [
     "ExpertShape",
     "gate_up_kernel",
     "gate_up_rows",
+    "point_record",
 ]
 
 GATE: Final = 0
@@ -60,23 +75,43 @@ PRODUCT, PRODUCT_STRIDE, PRODUCT_START = range(3 * MATMUL_FIELDS, 3 * MATMUL_FIE
 """The quantised product of gate and up: address of its row 0 or 0, stride in bytes, where groups begin in a row."""
 CODE: Final = 3 * MATMUL_FIELDS + 3
 """Address of the matmul kernel: called, not compiled in, so that its machine code is made once."""
-EXPERT_FIELDS: Final = 48
+ACTIVATION: Final = CODE + 1
+"""0 for silu, 1 for gpt-oss."""
+EXPERT_FIELDS: Final = 56
 
 COLUMN_GRAIN: Final = max(GRAIN, GROUP)
 """Columns of gate and up: a slice holds whole groups of the quantised product."""
 
 
+_ACTIVATIONS: Final = (Activation.SILU.value, Activation.GPT_OSS.value)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def point_record(m: Any, places: Any, address: int) -> None:
+    """Points a record at the expert whose bytes begin at `address`; `places` as in `ExpertLayout.places`."""
+    m[GATE + DATA], m[GATE + SCALES] = address + places[0], address + places[1]
+    m[UP + DATA], m[UP + SCALES] = address + places[2], address + places[3]
+    m[DOWN + DATA], m[DOWN + SCALES] = address + places[4], address + places[5]
+    m[GATE + BIAS] = 0 if places[6] < 0 else address + places[6]
+    m[UP + BIAS] = 0 if places[7] < 0 else address + places[7]
+    m[DOWN + BIAS] = 0 if places[8] < 0 else address + places[8]
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def gate_up_rows(args: int, lo: int, hi: int) -> None:
-    """Columns lo..hi of `silu(gate x) * up x`, left where gate wrote and, for fast numerics, quantised as well."""
+    """Columns lo..hi of `act(gate x, up x)`, left where gate wrote and, for fast numerics, quantised as well."""
     m = i64_at(args)
     call_kernel(m[CODE], args + GATE * 8, lo, hi)
     call_kernel(m[CODE], args + UP * 8, lo, hi)
     for row in range(i64_at(m[COUNT])[0]):
         out = m[Y] + row * m[Y_STRIDE]
         gate, up = f32_at(out), f32_at(m[UP + Y] + row * m[UP + Y_STRIDE])
-        for j in range(lo, hi):
-            gate[j] = silu(gate[j]) * up[j]
+        if m[ACTIVATION] == 0:
+            for j in range(lo, hi):
+                gate[j] = silu(gate[j]) * up[j]
+        else:
+            for j in range(lo, hi):
+                gate[j] = gpt_oss_glu(gate[j], up[j])
         if m[PRODUCT] != 0:
             quantise_span(out, m[PRODUCT] + row * m[PRODUCT_STRIDE], m[PRODUCT_START], lo, hi)
 
@@ -89,9 +124,10 @@ def gate_up_kernel(args: int, lo: int, hi: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """Where the parts of an expert lie, in bytes from its first; the scales of a format without are at -1.
+    """Where the parts of an expert lie, in bytes from its first; what it does not have is at -1.
 
-    Matrices are [outputs, inputs]: gate and up [intermediate, hidden], down [hidden, intermediate].
+    Matrices are [outputs, inputs]: gate and up [intermediate, hidden], down [hidden, intermediate]. Biases are float32,
+    one per output; there are three or none.
     """
 
     format: str
@@ -103,15 +139,32 @@ class ExpertLayout:
     up_scales: int
     down_data: int
     down_scales: int
+    gate_bias: int = -1
+    up_bias: int = -1
+    down_bias: int = -1
+    activation: str = Activation.SILU.value
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Format and activation: what a record of kernels is made for."""
+        return self.format, self.activation
+
+    def places(self) -> tuple[int, ...]:
+        """Data and scales of gate, up and down, then the three biases, in the order in which kernels read them."""
+        return (
+            self.gate_data, self.gate_scales, self.up_data, self.up_scales, self.down_data, self.down_scales,
+            self.gate_bias, self.up_bias, self.down_bias,
+        )  # fmt: skip
 
     def size(self) -> int:
         """Bytes from the expert's first to the end of its last part."""
         ends = []
-        for rows, cols, data, scales in (
-            (self.intermediate, self.hidden, self.gate_data, self.gate_scales),
-            (self.intermediate, self.hidden, self.up_data, self.up_scales),
-            (self.hidden, self.intermediate, self.down_data, self.down_scales),
+        for rows, cols, data, scales, bias in (
+            (self.intermediate, self.hidden, self.gate_data, self.gate_scales, self.gate_bias),
+            (self.intermediate, self.hidden, self.up_data, self.up_scales, self.up_bias),
+            (self.hidden, self.intermediate, self.down_data, self.down_scales, self.down_bias),
         ):
+            ends.append(0 if bias < 0 else bias + rows * 4)
             shape, kind = data_shape(self.format, rows, cols), data_dtype(self.format)
             ends.append(data + shape[0] * shape[1] * kind.itemsize)
             scale_shape, scale_kind = scales_shape(self.format, rows, cols), scales_dtype(self.format)
@@ -132,9 +185,10 @@ class ExpertShape:
         format: of all three matrices.
         numerics: `exact` or `fast`.
         quantised: `x` as `quantise_rows` left it, where the numerics want it.
+        activation: between gate, up and down.
 
     Raises:
-        UsageError: buffers that do not fit, an unknown format or numerics.
+        UsageError: buffers that do not fit, an unknown format, numerics or activation.
     """
 
     name: str
@@ -144,6 +198,7 @@ class ExpertShape:
     format: str
     numerics: str = "exact"
     quantised: QuantisedRows | None = None
+    activation: str = Activation.SILU.value
 
     def __post_init__(self) -> None:
         check_buffer(self.name, "x", self.x, (None, None))
@@ -153,11 +208,18 @@ class ExpertShape:
             raise UsageError(f"{self.name}: expert_rows must be contiguous")
         if self.intermediate < 1 or self.format not in FORMATS:
             raise UsageError(f"{self.name}: no expert of width {self.intermediate} in format {self.format!r}")
+        if self.activation not in _ACTIVATIONS:
+            raise UsageError(f"{self.name}: no kernel for the activation {self.activation!r}")
         kernel_kind(self.name, self.numerics, self.format)
         if self.quantises and (
             self.quantised is None or self.quantised.cols != hidden or self.quantised.max_rows < max_rows
         ):
             raise UsageError(f"{self.name}: {self.numerics} {self.format} experts want quantised rows of {hidden}")
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Format and activation, as `ExpertLayout.kind`."""
+        return self.format, self.activation
 
     @property
     def hidden(self) -> int:
@@ -219,7 +281,7 @@ class Records:
             down = row[DOWN : DOWN + MATMUL_FIELDS]
             self._fill(down, number, width, hidden, middle, shape.expert_rows)
             down[Y_STRIDE], down[Y_INDEX] = shape.expert_rows.strides[1], address_of(targets)
-            row[CODE] = matmul_kernel.address
+            row[CODE], row[ACTIVATION] = matmul_kernel.address, _ACTIVATIONS.index(shape.activation)
             if self.product is not None:
                 start, stride = row_layout(width)
                 row[PRODUCT], row[PRODUCT_STRIDE], row[PRODUCT_START] = address_of(middle), stride, start
@@ -242,4 +304,6 @@ class Records:
         part[BIAS] = 0
         part[DATA_STRIDE] = data_shape(weight_format, rows, cols)[1] * data_dtype(weight_format).itemsize
         scales = scales_shape(weight_format, rows, cols)
-        part[SCALES_STRIDE] = 0 if scales is None or len(scales) == 1 else scales[1] * 2
+        kind = scales_dtype(weight_format)
+        part[SCALES_STRIDE] = 0 if scales is None or kind is None or len(scales) == 1 else scales[1] * kind.itemsize
+        part[SCALES_SHIFT] = scales_rows_shift(weight_format)

@@ -1,4 +1,4 @@
-"""One routed expert's feed-forward network: `down(silu(gate x) * up x)` for the rows that chose it.
+"""One routed expert's feed-forward network: `down(act(gate x, up x))` for the rows that chose it.
 
 The record is re-pointed for each expert as it arrives; the result goes to one row per (row, place in the router's
 order), so that nothing depends on the order in which experts arrive.
@@ -19,13 +19,15 @@ from compute_node.kernels.expert_records import (
     ExpertLayout,
     ExpertShape,
     gate_up_kernel,
+    point_record,
 )
-from compute_node.kernels.matmul import DATA, GRAIN, MATMUL_FIELDS, SCALES, matmul_kernel
+from compute_node.kernels.matmul import BIAS, DATA, GRAIN, MATMUL_FIELDS, SCALES, matmul_kernel
 from compute_node.kernels.matrix import Matrix
 from compute_node.kernels.op import Op, address_of
 from compute_node.kernels.quantised_rows import QuantisedRows
 from compute_node.kernels.segment import Segment
 from tierd.errors import LimitExceeded, UsageError
+from tierd.store.formats import Activation
 
 __all__ = ["ExpertFFN", "ExpertLayout"]
 
@@ -42,6 +44,7 @@ class ExpertFFN:
         format: of all three matrices.
         numerics: `exact` or `fast`.
         quantised: `x` as `quantise_rows` left it, where the numerics want it.
+        activation: between gate, up and down.
 
     Raises:
         UsageError: buffers that do not fit.
@@ -57,8 +60,9 @@ class ExpertFFN:
         format: str,  # noqa: A002 - the name that Matrix uses
         numerics: str = "exact",
         quantised: QuantisedRows | None = None,
+        activation: str = Activation.SILU.value,
     ) -> None:
-        shape = ExpertShape(name, x, expert_rows, intermediate, format, numerics, quantised)
+        shape = ExpertShape(name, x, expert_rows, intermediate, format, numerics, quantised, activation)
         self.name = name
         self.shape = shape
         self._sources = np.zeros(shape.max_rows, np.int64)
@@ -90,18 +94,16 @@ class ExpertFFN:
         Raises:
             UsageError: an expert of another shape or format.
         """
-        shape, record = self.shape, self._record
-        if (layout.format, layout.hidden, layout.intermediate) != (shape.format, shape.hidden, shape.intermediate):
+        shape = self.shape
+        if (layout.kind, layout.hidden, layout.intermediate) != (shape.kind, shape.hidden, shape.intermediate):
             raise UsageError(
-                f"{self.name}: an expert of {layout.hidden} x {layout.intermediate} in {layout.format} does not fit "
-                f"{shape.hidden} x {shape.intermediate} in {shape.format}"
+                f"{self.name}: an expert of {layout.hidden} x {layout.intermediate} in {', '.join(layout.kind)} "
+                f"does not fit {shape.hidden} x {shape.intermediate} in {', '.join(shape.kind)}"
             )
-        record[GATE + DATA], record[GATE + SCALES] = address + layout.gate_data, address + layout.gate_scales
-        record[UP + DATA], record[UP + SCALES] = address + layout.up_data, address + layout.up_scales
-        record[DOWN + DATA], record[DOWN + SCALES] = address + layout.down_data, address + layout.down_scales
+        point_record.py_func(self._record, layout.places(), address)
 
     def point_matrices(self, gate: Matrix, up: Matrix, down: Matrix) -> None:
-        """The same from three matrices, which are kept alive until the next call.
+        """The same from three matrices without biases, which are kept alive until the next call.
 
         Raises:
             UsageError: a matrix of another shape or format.
@@ -116,6 +118,7 @@ class ExpertFFN:
         self._weights = (gate, up, down)
         for part, matrix in ((GATE, gate), (UP, up), (DOWN, down)):
             self._record[part + DATA], self._record[part + SCALES] = address_of(matrix.data), address_of(matrix.scales)
+            self._record[part + BIAS] = 0
 
     def assign(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """The rows that chose the expert, and at which place in their router order.

@@ -20,7 +20,23 @@ from compute_node.kernels import lanes
 from compute_node.kernels.dots import Builder, padded_copy, pointers, prefetch_lines, signature_of
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
-__all__ = ["dot_bytes", "dots_fast_int4", "dots_fast_int8"]
+__all__ = [
+    "V64",
+    "QuantisedGroups",
+    "add_products",
+    "call_named",
+    "dot_bytes",
+    "dot_quarters",
+    "dots_fast_int4",
+    "dots_fast_int8",
+    "every",
+    "factor_at",
+    "i64",
+    "times",
+    "totals_of",
+    "vector_at",
+    "zero_sums",
+]
 
 _BYTES: Final = 64
 V64: Final = ir.VectorType(I8, _BYTES)
@@ -28,11 +44,13 @@ _SPAN: Final = 8
 """Blocks of `int4-g64`, two groups each, whose sixteen scales are prepared together."""
 
 
-def _every(vector: ir.VectorType, value: int) -> ir.Constant:
+def every(vector: ir.VectorType, value: int) -> ir.Constant:
+    """One integer constant in every lane of a vector type."""
     return ir.Constant(vector, [value] * vector.count)
 
 
-def _call(builder: Builder, name: str, result: Any, arguments: list[Any]) -> Any:
+def call_named(builder: Builder, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Calls an LLVM intrinsic by its full name."""
     kind = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -60,24 +78,24 @@ def _halves(builder: Builder, unsigned: Any, signed: Any, *, weights_signed: boo
     for at in (0, 32):
         w, x = (_pick(builder, v, range(at, at + 32)) for v in (unsigned, signed))
         if weights_signed:
-            x = _call(builder, "llvm.x86.avx2.psign.b", v32, [x, w])
-            negative = builder.icmp_signed("<", w, _every(v32, 0))
+            x = call_named(builder, "llvm.x86.avx2.psign.b", v32, [x, w])
+            negative = builder.icmp_signed("<", w, every(v32, 0))
             w = builder.select(negative, builder.neg(w), w)
-        pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", v16, [w, x])
-        parts.append(_call(builder, "llvm.x86.avx2.pmadd.wd", v8, [pairs, _every(v16, 1)]))
+        pairs = call_named(builder, "llvm.x86.avx2.pmadd.ub.sw", v16, [w, x])
+        parts.append(call_named(builder, "llvm.x86.avx2.pmadd.wd", v8, [pairs, every(v16, 1)]))
     mask = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
     return builder.shuffle_vector(parts[0], parts[1], mask)
 
 
-def _dot(builder: Builder, offset: Any, weights: Any, inputs: Any, *, weights_signed: bool, bias: int) -> Any:
+def dot_quarters(builder: Builder, offset: Any, weights: Any, inputs: Any, *, weights_signed: bool, bias: int) -> Any:
     """Sixteen sums of four products of `weights - bias` and `inputs`; `offset` is the sum of `-bias * inputs`.
 
     Signed weights come as they are and are biased by 128 where the instruction wants unsigned ones.
     """
     if lanes.has_feature("avx512vnni"):
         if weights_signed:
-            weights = builder.xor(weights, _every(V64, 0x80))
-        return _call(builder, "llvm.x86.avx512.vpdpbusd.512", lanes.V32, [offset, weights, inputs])
+            weights = builder.xor(weights, every(V64, 0x80))
+        return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", lanes.V32, [offset, weights, inputs])
     sums = _halves if lanes.has_feature("avx2") else _quarters
     total = sums(builder, weights, inputs, weights_signed=weights_signed)
     return total if weights_signed or bias == 0 else builder.add(total, offset)
@@ -86,20 +104,22 @@ def _dot(builder: Builder, offset: Any, weights: Any, inputs: Any, *, weights_si
 def dot_bytes(builder: Builder, factor: int, inputs: Any) -> Any:
     """Sixteen sums of `factor` (0 to 127) times four neighbouring signed bytes."""
     zero = lanes.lane_ints(0)
-    return _dot(builder, zero, _every(V64, factor), inputs, weights_signed=False, bias=0)
+    return dot_quarters(builder, zero, every(V64, factor), inputs, weights_signed=False, bias=0)
 
 
-def _vector(builder: Builder, pointer: Any, kind: Any) -> Any:
+def vector_at(builder: Builder, pointer: Any, kind: Any) -> Any:
+    """Loads a vector from a byte pointer; no alignment is assumed."""
     return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
 
 
-def _factor(builder: Builder, pointer: Any) -> Any:
+def factor_at(builder: Builder, pointer: Any) -> Any:
+    """The float32 at a byte pointer in every lane."""
     return lanes.splat(builder, builder.load(builder.bitcast(pointer, F32.as_pointer()), align=4))
 
 
 def _widened(builder: Builder, pointer: Any) -> Any:
     """Sixteen float16 at a byte pointer as float32, exactly, also where the processor has no instruction for it."""
-    bits = _vector(builder, pointer, ir.VectorType(I16, LANES))
+    bits = vector_at(builder, pointer, ir.VectorType(I16, LANES))
     if lanes.has_feature("f16c") or lanes.has_feature("avx512f"):
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), lanes.VF32)
     wide = builder.zext(bits, lanes.V32)
@@ -112,80 +132,84 @@ def _widened(builder: Builder, pointer: Any) -> Any:
     return builder.bitcast(builder.or_(magnitude, sign), lanes.VF32)
 
 
-class _Rows:
+class QuantisedGroups:
     """Activation rows: where their scales and their groups of 64 codes and 16 offsets begin."""
 
     def __init__(self, builder: Builder, rows: list[Any], cols: Any) -> None:
-        groups = builder.shl(builder.lshr(builder.add(cols, _int(127)), _int(7)), _int(1))
-        padded = builder.and_(builder.add(groups, _int(LANES - 1)), _int(-LANES))
+        groups = builder.shl(builder.lshr(builder.add(cols, i64(127)), i64(7)), i64(1))
+        padded = builder.and_(builder.add(groups, i64(LANES - 1)), i64(-LANES))
         self._builder = builder
         self.scales = rows
-        self._groups = [lanes.offset(builder, row, builder.shl(padded, _int(2))) for row in rows]
+        self._groups = [lanes.offset(builder, row, builder.shl(padded, i64(2))) for row in rows]
 
     def group(self, row: int, group: Any) -> tuple[Any, Any]:
         """Codes <64 x i8> and offsets <16 x i32> of a group."""
-        at = lanes.offset(self._builder, self._groups[row], _times(self._builder, group, 2 * _BYTES))
-        codes = _vector(self._builder, at, V64)
-        return codes, _vector(self._builder, lanes.offset(self._builder, at, _BYTES), lanes.V32)
+        at = lanes.offset(self._builder, self._groups[row], times(self._builder, group, 2 * _BYTES))
+        codes = vector_at(self._builder, at, V64)
+        return codes, vector_at(self._builder, lanes.offset(self._builder, at, _BYTES), lanes.V32)
 
 
-def _int(value: int) -> ir.Constant:
+def i64(value: int) -> ir.Constant:
+    """An int64 constant."""
     return ir.Constant(I64, value)
 
 
-def _times(builder: Builder, value: Any, factor: int) -> Any:
+def times(builder: Builder, value: Any, factor: int) -> Any:
     """An int64 value times a constant."""
-    return builder.mul(value, _int(factor))
+    return builder.mul(value, i64(factor))
 
 
-def _zero_sums(builder: Builder, count: int) -> list[Any]:
+def zero_sums(builder: Builder, count: int) -> list[Any]:
+    """Accumulators of sixteen float32 lanes, set to zero."""
     cells = [cgutils.alloca_once_value(builder, lanes.zero_lanes()) for _ in range(count)]
     for cell in cells:  # the stack slot is made once, but a sum starts from zero at every call
         builder.store(lanes.zero_lanes(), cell)
     return cells
 
 
-def _add(builder: Builder, cell: Any, integers: Any, factor: Any) -> None:
+def add_products(builder: Builder, cell: Any, integers: Any, factor: Any) -> None:
+    """Adds sixteen integers times their factors to an accumulator, each with one rounding."""
     value = builder.sitofp(integers, lanes.VF32)
     builder.store(lanes.fma(builder, value, factor, builder.load(cell)), cell)
 
 
-def _totals(builder: Builder, cells: list[Any]) -> list[Any]:
+def totals_of(builder: Builder, cells: list[Any]) -> list[Any]:
+    """The finished sums of accumulators."""
     return [lanes.sum_lanes(builder, builder.load(cell)) for cell in cells]
 
 
 def _int8(builder: Builder, w: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
-    rows, sums = _Rows(builder, x, cols), _zero_sums(builder, len(x) * len(w))
+    rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
 
     def step(weights: list[Any], group: Any) -> None:
-        values = [_vector(builder, p, V64) for p in weights]
+        values = [vector_at(builder, p, V64) for p in weights]
         for row in range(len(x)):
             codes, eighths = rows.group(row, group)
             shifted = builder.shl(eighths, lanes.lane_ints(4))  # from -8 to -128 times the sum
-            factor = _factor(builder, lanes.offset(builder, rows.scales[row], _times(builder, group, 4)))
+            factor = factor_at(builder, lanes.offset(builder, rows.scales[row], times(builder, group, 4)))
             for column, value in enumerate(values):
-                total = _dot(builder, shifted, value, codes, weights_signed=True, bias=128)
-                _add(builder, sums[row * len(w) + column], total, factor)
+                total = dot_quarters(builder, shifted, value, codes, weights_signed=True, bias=128)
+                add_products(builder, sums[row * len(w) + column], total, factor)
 
-    whole = builder.lshr(cols, _int(6))
+    whole = builder.lshr(cols, i64(6))
     with cgutils.for_range(builder, whole) as loop:
         prefetch_lines(builder, after, loop.index, len(w))
-        at = _times(builder, loop.index, _BYTES)
+        at = times(builder, loop.index, _BYTES)
         step([lanes.offset(builder, p, at) for p in w], loop.index)
-    tail = builder.and_(cols, _int(_BYTES - 1))
-    with builder.if_then(builder.icmp_unsigned("!=", tail, _int(0)), likely=False):
-        at = _times(builder, whole, _BYTES)
+    tail = builder.and_(cols, i64(_BYTES - 1))
+    with builder.if_then(builder.icmp_unsigned("!=", tail, i64(0)), likely=False):
+        at = times(builder, whole, _BYTES)
         step([padded_copy(builder, lanes.offset(builder, p, at), tail, I8, _BYTES) for p in w], whole)
-    return _totals(builder, sums)
+    return totals_of(builder, sums)
 
 
 def _prepare(builder: Builder, table: Any, scales: list[Any], x: list[Any], first: Any, blocks: Any) -> None:
     """Writes the products of weight and activation scales of up to eight blocks to `table`, sixteen per pair."""
-    short = builder.icmp_unsigned("<", blocks, _int(_SPAN))
+    short = builder.icmp_unsigned("<", blocks, i64(_SPAN))
     buffer = cgutils.alloca_once(builder, ir.ArrayType(I16, LANES))
     whole_row = cgutils.alloca_once(builder, I8.as_pointer())
     for column, start in enumerate(scales):
-        source = lanes.offset(builder, start, _times(builder, first, 4))
+        source = lanes.offset(builder, start, times(builder, first, 4))
         builder.store(source, whole_row)
         with builder.if_then(short, likely=False):  # the sixteen may end beyond the matrix
             builder.store(ir.Constant(ir.ArrayType(I16, LANES), None), buffer)
@@ -193,50 +217,50 @@ def _prepare(builder: Builder, table: Any, scales: list[Any], x: list[Any], firs
                 builder.bitcast(source, I16.as_pointer()),
                 builder.bitcast(buffer, I16.as_pointer()),
             )
-            with cgutils.for_range(builder, builder.shl(blocks, _int(1))) as loop:
+            with cgutils.for_range(builder, builder.shl(blocks, i64(1))) as loop:
                 value = builder.load(builder.gep(typed, [loop.index]), align=1)
                 builder.store(value, builder.gep(target, [loop.index]))
             builder.store(builder.bitcast(buffer, I8.as_pointer()), whole_row)
         wide = _widened(builder, builder.load(whole_row))
         for row, inputs in enumerate(x):
-            own = lanes.lanes_at(builder, lanes.offset(builder, inputs, _times(builder, first, 8)))
+            own = lanes.lanes_at(builder, lanes.offset(builder, inputs, times(builder, first, 8)))
             place = lanes.offset(builder, table, (row * len(scales) + column) * LANES * 4)
             target = builder.bitcast(place, lanes.VF32.as_pointer())
             builder.store(builder.fmul(wide, own), target, align=4)
 
 
 def _int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
-    rows, sums = _Rows(builder, x, cols), _zero_sums(builder, len(x) * len(w))
+    rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
     table = cgutils.alloca_once(builder, ir.ArrayType(F32, len(x) * len(w) * LANES))
     table = builder.bitcast(table, I8.as_pointer())
-    total_blocks = builder.lshr(builder.add(cols, _int(127)), _int(7))
-    spans = builder.lshr(builder.add(total_blocks, _int(_SPAN - 1)), _int(3))
+    total_blocks = builder.lshr(builder.add(cols, i64(127)), i64(7))
+    spans = builder.lshr(builder.add(total_blocks, i64(_SPAN - 1)), i64(3))
 
     def block(number: Any, inside: Any) -> None:
-        at = _times(builder, number, _BYTES)
-        raw = [_vector(builder, lanes.offset(builder, p, at), V64) for p in w]
+        at = times(builder, number, _BYTES)
+        raw = [vector_at(builder, lanes.offset(builder, p, at), V64) for p in w]
         for half in range(2):
-            codes = [builder.lshr(r, _every(V64, 4)) if half else builder.and_(r, _every(V64, 15)) for r in raw]
-            group = builder.add(builder.shl(number, _int(1)), _int(half))
-            lane = builder.add(_times(builder, inside, 8), _int(4 * half))
+            codes = [builder.lshr(r, every(V64, 4)) if half else builder.and_(r, every(V64, 15)) for r in raw]
+            group = builder.add(builder.shl(number, i64(1)), i64(half))
+            lane = builder.add(times(builder, inside, 8), i64(4 * half))
             for row in range(len(x)):
                 values, eighths = rows.group(row, group)
                 for column, code in enumerate(codes):
                     pair = row * len(w) + column
-                    factor = _factor(builder, lanes.offset(builder, table, builder.add(lane, _int(pair * LANES * 4))))
-                    integers = _dot(builder, eighths, code, values, weights_signed=False, bias=8)
-                    _add(builder, sums[pair], integers, factor)
+                    factor = factor_at(builder, lanes.offset(builder, table, builder.add(lane, i64(pair * LANES * 4))))
+                    integers = dot_quarters(builder, eighths, code, values, weights_signed=False, bias=8)
+                    add_products(builder, sums[pair], integers, factor)
 
     with cgutils.for_range(builder, spans) as span:
-        first = _times(builder, span.index, _SPAN)
+        first = times(builder, span.index, _SPAN)
         left = builder.sub(total_blocks, first)
-        blocks = builder.select(builder.icmp_unsigned("<", left, _int(_SPAN)), left, _int(_SPAN))
+        blocks = builder.select(builder.icmp_unsigned("<", left, i64(_SPAN)), left, i64(_SPAN))
         _prepare(builder, table, s, x, first, blocks)
         with cgutils.for_range(builder, blocks) as loop:
             number = builder.add(first, loop.index)
             prefetch_lines(builder, after, number, len(w))
             block(number, loop.index)
-    return _totals(builder, sums)
+    return totals_of(builder, sums)
 
 
 @intrinsic

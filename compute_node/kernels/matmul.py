@@ -13,10 +13,12 @@ from numba import cfunc, njit
 from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
+from compute_node.kernels.block_dots import dots_float4, dots_float8, dots_int4_small
+from compute_node.kernels.block_integer_dots import dots_fast_float4, dots_fast_int4_small
 from compute_node.kernels.dots import dots_bf16, dots_f32, dots_int4, dots_int8
 from compute_node.kernels.integer_dots import dots_fast_int4, dots_fast_int8
 from compute_node.kernels.lanes import f32_at, i64_at
-from compute_node.kernels.matrix import Matrix
+from compute_node.kernels.matrix import Matrix, scales_rows_shift
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from compute_node.kernels.quantised_rows import QuantisedRows
 from tierd.errors import UsageError
@@ -25,6 +27,7 @@ __all__ = [
     "KINDS",
     "MATMUL_FIELDS",
     "NUMERICS",
+    "SCALES_SHIFT",
     "kernel_kind",
     "matmul",
     "matmul_kernel",
@@ -47,22 +50,31 @@ SCALES: Final = 10
 SCALES_STRIDE: Final = 11
 COLS: Final = 12
 BIAS: Final = 13  # address of float32 [outputs], or 0
-MATMUL_FIELDS: Final = 14
+SCALES_SHIFT: Final = 14  # 2^this rows of weights share a row of scales
+MATMUL_FIELDS: Final = 15
 
 F32_KIND, BF16_KIND, INT8_KIND, INT4_KIND, FAST_INT8_KIND, FAST_INT4_KIND = range(6)
+FLOAT8_KIND, FLOAT4_KIND, SMALL_INT4_KIND, FAST_FLOAT4_KIND, FAST_SMALL_INT4_KIND = range(6, 11)
 
 NUMERICS: Final = ("exact", "fast")
-"""`exact`: float32 activations. `fast`: signed bytes per group of 64 where the weights are quantised as well."""
+"""`exact`: float32 activations. `fast`: signed bytes per group of 64 where the weights are whole numbers times a scale;
+`fp8-e4m3` weights are none, and are computed as `exact` does."""
 
 KINDS: Final = {
     ("exact", "f32"): F32_KIND,
     ("exact", "bf16"): BF16_KIND,
     ("exact", "int8"): INT8_KIND,
     ("exact", "int4-g64"): INT4_KIND,
+    ("exact", "fp8-e4m3"): FLOAT8_KIND,
+    ("exact", "mxfp4"): FLOAT4_KIND,
+    ("exact", "int4-g32"): SMALL_INT4_KIND,
     ("fast", "f32"): F32_KIND,
     ("fast", "bf16"): BF16_KIND,
     ("fast", "int8"): FAST_INT8_KIND,
     ("fast", "int4-g64"): FAST_INT4_KIND,
+    ("fast", "fp8-e4m3"): FLOAT8_KIND,
+    ("fast", "mxfp4"): FAST_FLOAT4_KIND,
+    ("fast", "int4-g32"): FAST_SMALL_INT4_KIND,
 }
 """What computes, for each numerics and weight format."""
 
@@ -81,12 +93,34 @@ def _place(base: int, stride: int, index: int, row: int) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
-    """Four weight rows with one or four activation rows."""
+def _integer_dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
+    """Those with quantised activations."""
     if kind == FAST_INT4_KIND:
         return dots_fast_int4(w, s, x, cols, after)
-    if kind == FAST_INT8_KIND:
-        return dots_fast_int8(w, x, cols, after)
+    return dots_fast_int8(w, x, cols, after)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _block_dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
+    """Those of the formats with small blocks."""
+    if kind == FAST_FLOAT4_KIND:
+        return dots_fast_float4(w, s, x, cols, after)
+    if kind == FAST_SMALL_INT4_KIND:
+        return dots_fast_int4_small(w, s, x, cols, after)
+    if kind == FLOAT4_KIND:
+        return dots_float4(w, s, x, cols, after)
+    if kind == SMALL_INT4_KIND:
+        return dots_int4_small(w, s, x, cols, after)
+    return dots_float8(w, s, x, cols, after)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
+    """Four weight rows with one or four activation rows."""
+    if kind >= FLOAT8_KIND:
+        return _block_dots(kind, w, s, x, cols, after)
+    if kind >= FAST_INT8_KIND:
+        return _integer_dots(kind, w, s, x, cols, after)
     if kind == BF16_KIND:
         return dots_bf16(w, x, cols, after)
     if kind == INT8_KIND:
@@ -126,7 +160,8 @@ def matmul_kernel(args: int, lo: int, hi: int) -> None:
             w = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
             after = w[0] + ahead
             d, step = m[SCALES], m[SCALES_STRIDE]
-            s = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
+            k = m[SCALES_SHIFT]
+            s = (d + (o[0] >> k) * step, d + (o[1] >> k) * step, d + (o[2] >> k) * step, d + (o[3] >> k) * step)
             row = tile
             while row + 4 <= end:
                 places = (
@@ -160,7 +195,12 @@ def kernel_kind(op: str, numerics: str, weight_format: str) -> int:
 
 def quantises(numerics: str, weight_format: str) -> bool:
     """True if these weights are multiplied with quantised rows."""
-    return KINDS.get((numerics, weight_format)) in {FAST_INT8_KIND, FAST_INT4_KIND}
+    return KINDS.get((numerics, weight_format)) in {
+        FAST_INT8_KIND,
+        FAST_INT4_KIND,
+        FAST_FLOAT4_KIND,
+        FAST_SMALL_INT4_KIND,
+    }
 
 
 def weight_fields(matrix: Matrix) -> tuple[int, int, int, int]:
@@ -213,6 +253,7 @@ def matmul(
         address_of(batch.count), kind,
         address_of(rows), rows.strides[0], 0, address_of(y), y.strides[0], 0,
         data, data_stride, scales, scales_stride, matrix.cols, address_of(bias),
+        scales_rows_shift(matrix.format),
     ])  # fmt: skip
     return Op(
         name, f"matmul {matrix.format}", matmul_kernel.address, args, batch.count,

@@ -1,4 +1,4 @@
-"""Weight matrices as they lie in memory: four formats, what their arrays look like, and the reference values.
+"""Weight matrices as they lie in memory: the formats, what their arrays look like, and the reference values.
 
 A matrix has one row per output (`y = W x`), as published checkpoints store it. Its arrays may be views into a
 read-only shared mapping: nothing here writes to them, and rows need no alignment.
@@ -9,6 +9,13 @@ read-only shared mapping: nothing here writes to them, and rows need no alignmen
 - `int4-g64`: a code 0..15 minus 8, times one float16 scale per 64 columns. The columns are padded to a multiple of
   128 with code 8 and scale 0. Byte j of each 64 bytes holds column j of an even group in its low half and column j
   of the following odd group in its high half.
+- `fp8-e4m3`: an 8-bit float, times one float32 scale per 128 x 128 weights.
+- `mxfp4`: a 4-bit float, times a power of two (a byte, E8M0) per 32 columns. The columns are padded to a multiple of
+  64; byte j of each 32 bytes holds column j of an even group in its low half, of the following odd group in its high
+  half. A row's scales are padded to a multiple of 16.
+- `int4-g32`: packed alike, a code 0..15 minus 8, times one bf16 scale per 32 columns.
+
+Of the last three, as of f32 and bf16, a weight is one float32: value times scale, rounded once.
 """
 
 from __future__ import annotations
@@ -20,10 +27,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import UsageError
+from tierd.store.number_formats import (
+    E2M1,
+    E4M3,
+    e8m0_to_f32,
+    micro_scales,
+    pack_nibbles,
+    spread_blocks,
+    spread_groups,
+    unpack_nibbles,
+)
+from tierd.store.records import FP8_BLOCK, MICRO_BLOCK, MICRO_GROUP, MICRO_SCALES, round_up
 
 __all__ = [
     "FORMATS",
     "GROUP",
+    "MICRO_FORMATS",
     "Matrix",
     "bf16_bits",
     "data_dtype",
@@ -33,17 +52,25 @@ __all__ = [
     "quantise_int4",
     "quantise_int8",
     "scales_dtype",
+    "scales_rows_shift",
     "scales_shape",
 ]
 
 Array = NDArray[Any]
 
-FORMATS: Final = ("f32", "bf16", "int8", "int4-g64")
+FORMATS: Final = ("f32", "bf16", "int8", "int4-g64", "fp8-e4m3", "mxfp4", "int4-g32")
+MICRO_FORMATS: Final = ("mxfp4", "int4-g32")
+"""Formats of 4-bit codes with a scale per 32 columns."""
 GROUP: Final = 64
 """Columns that share a scale in `int4-g64`."""
 
-_DATA: Final = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8, "int4-g64": np.uint8}
-_SCALES: Final = {"int8": np.float32, "int4-g64": np.float16}
+_DATA: Final = {
+    "f32": np.float32, "bf16": np.uint16, "int8": np.int8, "int4-g64": np.uint8, "fp8-e4m3": np.uint8,
+    "mxfp4": np.uint8, "int4-g32": np.uint8,
+}  # fmt: skip
+_SCALES: Final = {
+    "int8": np.float32, "int4-g64": np.float16, "fp8-e4m3": np.float32, "mxfp4": np.uint8, "int4-g32": np.uint16,
+}  # fmt: skip
 _LARGEST_SIDE: Final = 1 << 31
 
 
@@ -71,14 +98,29 @@ def scales_dtype(weight_format: str) -> np.dtype[Any] | None:
 
 def data_shape(weight_format: str, rows: int, cols: int) -> tuple[int, int]:
     """Shape of `Matrix.data` for a matrix of rows x cols."""
-    return (rows, _blocks(cols) * GROUP) if _known(weight_format) == "int4-g64" else (rows, cols)
+    if _known(weight_format) == "int4-g64":
+        return rows, _blocks(cols) * GROUP
+    return rows, (round_up(cols, MICRO_BLOCK) // 2 if weight_format in MICRO_FORMATS else cols)
 
 
 def scales_shape(weight_format: str, rows: int, cols: int) -> tuple[int, ...] | None:
     """Shape of `Matrix.scales` for a matrix of rows x cols, or None for the formats without."""
-    if _known(weight_format) == "int8":
-        return (rows,)
-    return (rows, _blocks(cols) * 2) if weight_format == "int4-g64" else None
+    match _known(weight_format):
+        case "int8":
+            return (rows,)
+        case "int4-g64":
+            return rows, _blocks(cols) * 2
+        case "fp8-e4m3":
+            return -(-rows // FP8_BLOCK), -(-cols // FP8_BLOCK)
+        case "mxfp4" | "int4-g32":
+            return rows, round_up(-(-cols // MICRO_GROUP), MICRO_SCALES)
+        case _:
+            return None
+
+
+def scales_rows_shift(weight_format: str) -> int:
+    """Binary logarithm of how many rows of a matrix share a row of `Matrix.scales`."""
+    return FP8_BLOCK.bit_length() - 1 if weight_format == "fp8-e4m3" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +131,8 @@ class Matrix:
         format: one of `FORMATS`.
         rows: outputs.
         cols: inputs, without padding.
-        data: f32 [rows, cols], bf16 bits uint16 [rows, cols], int8 [rows, cols],
-            or uint8 [rows, ceil(cols / 128) * 64] for `int4-g64`. C-contiguous.
-        scales: None, float32 [rows] for `int8`, float16 [rows, ceil(cols / 128) * 2] for `int4-g64`. C-contiguous.
+        data: of the type `data_dtype` and the shape `data_shape`; bf16 as the uint16 of its bits. C-contiguous.
+        scales: None, or of the type `scales_dtype` and the shape `scales_shape`. C-contiguous.
 
     Raises:
         UsageError: an unknown format, or an array of another shape, type or layout.
@@ -139,10 +180,22 @@ def dequantise(matrix: Matrix) -> NDArray[np.float32]:
     assert matrix.scales is not None
     if matrix.format == "int8":
         return matrix.data.astype(np.float32) * matrix.scales[:, None]
+    if matrix.format == "fp8-e4m3":
+        return E4M3[matrix.data] * spread_blocks(matrix.scales, matrix.rows, matrix.cols)
+    if matrix.format in MICRO_FORMATS:
+        return _dequantise_micro(matrix, matrix.scales)
     packed = matrix.data.reshape(matrix.rows, -1, 1, GROUP)
     codes = np.concatenate([packed & 15, packed >> 4], axis=2).astype(np.float32) - 8
     values = codes * matrix.scales.astype(np.float32).reshape(matrix.rows, -1, 2, 1)
     return np.ascontiguousarray(values.reshape(matrix.rows, -1)[:, : matrix.cols])
+
+
+def _dequantise_micro(matrix: Matrix, scales: Array) -> NDArray[np.float32]:
+    codes = unpack_nibbles(matrix.data, matrix.cols)
+    if matrix.format == "mxfp4":
+        return E2M1[codes] * spread_groups(e8m0_to_f32(scales), matrix.cols)
+    wide = (scales.astype(np.uint32) << 16).view(np.float32)
+    return (codes.astype(np.float32) - np.float32(8)) * spread_groups(wide, matrix.cols)
 
 
 def bf16_bits(values: Array) -> NDArray[np.uint16]:
@@ -162,7 +215,8 @@ def from_float32(values: Array, weight_format: str = "f32") -> Matrix:
         return Matrix("f32", w.shape[0], w.shape[1], w)
     if weight_format == "bf16":
         return Matrix("bf16", w.shape[0], w.shape[1], bf16_bits(w))
-    return quantise_int8(w) if weight_format == "int8" else quantise_int4(w)
+    make = {"int8": quantise_int8, "int4-g64": quantise_int4, "fp8-e4m3": quantise_fp8}
+    return make[weight_format](w) if weight_format in make else quantise_micro(w, weight_format)
 
 
 def quantise_int8(values: Array) -> Matrix:
@@ -188,3 +242,38 @@ def quantise_int4(values: Array) -> Matrix:
     data = np.ascontiguousarray((pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(rows, -1))
     scales.reshape(rows, -1)[:, -(-cols // GROUP) :] = 0
     return Matrix("int4-g64", rows, cols, data, scales)
+
+
+def quantise_fp8(values: Array) -> Matrix:
+    """Rounds each weight to the nearest 8-bit float; the largest magnitude of 128 x 128 weights becomes 448."""
+    w = np.ascontiguousarray(values, np.float32)
+    rows, cols = w.shape
+    padded = np.zeros((round_up(rows, FP8_BLOCK), round_up(cols, FP8_BLOCK)), np.float32)
+    padded[:rows, :cols] = np.abs(w)
+    largest = padded.reshape(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK).max(axis=(1, 3))
+    scales = np.where(largest > 0, largest / np.float32(448), np.float32(1))
+    return Matrix("fp8-e4m3", rows, cols, _nearest(w / spread_blocks(scales, rows, cols), E4M3[:127], 128), scales)
+
+
+def quantise_micro(values: Array, weight_format: str) -> Matrix:
+    """Rounds to the 16 values of `mxfp4` or `int4-g32`, under the scale that the largest magnitude of a group asks."""
+    w = np.ascontiguousarray(values, np.float32)
+    rows, cols = w.shape
+    padded = np.zeros((rows, round_up(cols, MICRO_GROUP)), np.float32)
+    padded[:, :cols] = np.abs(w)
+    largest = padded.reshape(rows, -1, MICRO_GROUP).max(axis=2)
+    if weight_format == "mxfp4":
+        exponents = np.clip(np.frexp(largest)[1] + 124, 0, 254).astype(np.uint8)  # 4 to 6 for the largest
+        codes = _nearest(w / spread_groups(e8m0_to_f32(exponents), cols), E2M1[:8], 8)
+        return Matrix("mxfp4", rows, cols, pack_nibbles(codes, 0), micro_scales(exponents))
+    scales = bf16_bits(np.where(largest > 0, largest / np.float32(7), np.float32(1)))
+    wide = (scales.astype(np.uint32) << 16).view(np.float32)
+    codes = (np.clip(np.rint(w / spread_groups(wide, cols)), -8, 7) + 8).astype(np.uint8)
+    return Matrix("int4-g32", rows, cols, pack_nibbles(codes, 8), micro_scales(scales))
+
+
+def _nearest(values: Array, magnitudes: Array, sign: int) -> NDArray[np.uint8]:
+    """Code of the nearest of rising `magnitudes`, with the bit `sign` for negative values."""
+    borders = (magnitudes[1:] + magnitudes[:-1]) / 2
+    codes = np.searchsorted(borders, np.abs(values)).astype(np.uint8)
+    return np.where(values < 0, codes | sign, codes).astype(np.uint8)

@@ -8,6 +8,7 @@ import pytest
 from compute_node.kernels.matrix import Matrix, dequantise
 from tierd.checkpoint.quantise import bf16_to_f32, dequantise_int4, dequantise_int8
 from tierd.store.formats import ExpertFormat
+from tierd.store.number_formats import E2M1, E4M3, e8m0_to_f32, spread_blocks, spread_groups, unpack_nibbles
 from tierd.store.synthetic import make_store
 
 
@@ -34,4 +35,11 @@ def test_kernels_and_conversion_agree_on_every_format(tmp_path, expert_format, h
                 expected = dequantise_int8(views[name], scales)
             case ExpertFormat.INT4_G64:
                 expected = dequantise_int4(views[name], scales, cols)
+            case ExpertFormat.FP8:
+                expected = E4M3[views[name]] * spread_blocks(scales, rows, cols)
+            case ExpertFormat.MXFP4:
+                expected = E2M1[unpack_nibbles(views[name], cols)] * spread_groups(e8m0_to_f32(scales), cols)
+            case ExpertFormat.INT4_G32:
+                codes = unpack_nibbles(views[name], cols).astype(np.float32)
+                expected = (codes - 8) * spread_groups(bf16_to_f32(scales), cols)
         assert np.array_equal(dequantise(matrix), expected)

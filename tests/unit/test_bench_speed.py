@@ -92,7 +92,7 @@ def test_a_random_model_has_the_tensors_of_its_family_and_stays_finite():
     assert 0.05 < logits.std() < 20
 
 
-@pytest.mark.parametrize("experts", ["int8", "bf16"])
+@pytest.mark.parametrize("experts", ["int8", "bf16", "fp8-e4m3", "mxfp4", "int4-g32"])
 def test_other_expert_formats_stay_finite(experts):
     with Model(InProcess(RandomModel(TINY, experts=experts)), ModelOptions(context=16, threads=1)) as model:
         assert np.isfinite(model.extend(model.cache.take(), [1, 2], phase=Phase.PREFILL)).all()
@@ -124,7 +124,7 @@ def test_kernels_report_their_shares_and_both_raw_sides(capsys):
     assert [(case["format"], case["numerics"]) for case in found["cases"]] == list(CASES)
     for case in found["cases"]:
         assert len(case["kernel_seconds"]) == len(case["read_seconds"]) == 2
-        assert 0.9e6 < case["matrix_bytes"] < 1.1e6 * 1.1
+        assert 0.9e6 < case["matrix_bytes"] < 1.35e6
 
 
 def test_a_step_is_measured_and_its_ways_agree(capsys):

@@ -28,7 +28,7 @@ SLOT = 1 << 20
 class World:
     """Eight experts in slots of memory, a table of words, and both ways to compute them."""
 
-    def __init__(self, weight_format, numerics="exact", group_rows=ROWS):
+    def __init__(self, weight_format, numerics="exact", group_rows=ROWS, activation="silu"):
         rng = np.random.default_rng(1)
         self.x = rng.standard_normal((ROWS, HIDDEN)).astype(np.float32)
         self.batch, self.binding = Batch(ROWS), Binding()
@@ -37,12 +37,12 @@ class World:
         quantised = QuantisedRows(ROWS, HIDDEN)
         quantise_rows("q", self.x, quantised, self.batch)()
         self.memory = np.zeros(EXPERTS * SLOT, np.uint8)
-        self.layout = self._place(weight_format, rng)
+        self.layout = self._place(weight_format, rng, activation)
         self.words = np.arange(2, 2 + EXPERTS).astype(np.uint64) << 24 | np.arange(1, 1 + EXPERTS).astype(np.uint64)
         self.uses, self.last_step, self.step = (np.zeros(n, d) for n, d in ((10, "u4"), (10, "u4"), (1, "u8")))
         self.in_use = np.zeros(10, "u1")
         self.rows = np.full((ROWS, CHOSEN, HIDDEN), 7, np.float32)
-        shape = ExpertShape("experts", self.x, self.rows, WIDTH, weight_format, numerics, quantised)
+        shape = ExpertShape("experts", self.x, self.rows, WIDTH, weight_format, numerics, quantised, activation)
         group = ExpertGroup(shape, self.indices, self.batch, self.binding, rows=group_rows, experts=EXPERTS)
         # The layer begins at flat number 2: the words before belong to another layer.
         self.table = np.concatenate([np.full(2, 9 << 24 | 1, np.uint64), self.words])
@@ -61,23 +61,25 @@ class World:
         self.binding.set_step((1 << 32) + 5)
         self.single = ExpertFFN(
             "expert", self.x, np.zeros_like(self.rows), intermediate=WIDTH, format=weight_format, numerics=numerics,
-            quantised=quantised,
+            quantised=quantised, activation=activation,
         )  # fmt: skip
 
-    def _place(self, weight_format, rng):
+    def _place(self, weight_format, rng, activation):
         places = {}
         for expert in range(EXPERTS):
             at = 0
             for part, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
                 matrix = from_float32(rng.standard_normal(shape).astype(np.float32) / 8, weight_format)
-                for name, array in ((f"{part}_data", matrix.data), (f"{part}_scales", matrix.scales)):
+                bias = None if activation == "silu" else rng.standard_normal(shape[0]).astype(np.float32)
+                arrays = {f"{part}_data": matrix.data, f"{part}_scales": matrix.scales, f"{part}_bias": bias}
+                for name, array in arrays.items():
                     places[name] = -1
                     if array is not None:
                         start = expert * SLOT + at
                         self.memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
                         places[name] = at
                         at += -(-array.nbytes // 64) * 64
-        return ExpertLayout(weight_format, HIDDEN, WIDTH, **places)
+        return ExpertLayout(weight_format, HIDDEN, WIDTH, **places, activation=activation)
 
     def expected(self, executor, rows):
         """The same rows, expert by expert."""
@@ -94,7 +96,9 @@ class World:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize(("numerics", "weight_format"), [*(("exact", f) for f in FORMATS), ("fast", "int4-g64")])
+@pytest.mark.parametrize(
+    ("numerics", "weight_format"), [*(("exact", f) for f in FORMATS), ("fast", "int4-g64"), ("fast", "mxfp4")]
+)
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_group_gives_the_bits_of_experts_one_by_one(numerics, weight_format, rows, threads):
     world = World(weight_format, numerics)
@@ -103,6 +107,15 @@ def test_a_group_gives_the_bits_of_experts_one_by_one(numerics, weight_format, r
         assert executor.run(world.segment) == 4
         assert world.rows[:rows].tobytes() == world.expected(executor, rows).tobytes()
     assert (world.rows[rows:] == 7).all()
+
+
+@pytest.mark.parametrize(("numerics", "weight_format"), [("exact", "bf16"), ("fast", "mxfp4")])
+def test_biases_and_another_activation_give_the_bits_of_experts_one_by_one(numerics, weight_format):
+    world = World(weight_format, numerics, activation="gpt-oss")
+    with Executor(2) as executor:
+        assert executor.run(world.segment) == 4
+        assert world.rows.tobytes() == world.expected(executor, ROWS).tobytes()
+    assert world.rows.any()
 
 
 def test_uses_are_counted_where_they_belong():

@@ -138,3 +138,55 @@ def test_an_expert_that_was_never_pointed_at_weights_is_not_computed(x, executor
     with pytest.raises(UsageError, match="no weights"):
         ffn.assign([0], [0])
     assert not rows.any()
+
+
+def biased_expert(weight_format, seed):
+    """The bytes of an expert with biases, its layout, and what it is made from."""
+    rng, places, at = np.random.default_rng(seed), {}, 0
+    made = {}
+    for name, matrix in zip(("gate", "up", "down"), expert(weight_format, seed), strict=True):
+        bias = rng.standard_normal(matrix.rows).astype(np.float32) * 3
+        made[name] = dequantise(matrix).astype(np.float64), bias
+        for part, array in (("data", matrix.data), ("scales", matrix.scales), ("bias", bias)):
+            places[f"{name}_{part}"] = -1 if array is None else at
+            made[f"{name}_{part}"] = array
+            at += 0 if array is None else -(-array.nbytes // 64) * 64
+    memory = np.zeros(at, np.uint8)
+    for name, place in places.items():
+        if place >= 0:
+            memory[place : place + made[name].nbytes] = made[name].reshape(-1).view(np.uint8)
+    return memory, ExpertLayout(weight_format, HIDDEN, WIDTH, **places, activation="gpt-oss"), made
+
+
+@pytest.mark.parametrize("weight_format", ["f32", "mxfp4"])
+def test_biases_and_the_cut_activation_match_float64(weight_format, x, executor):
+    memory, layout, made = biased_expert(weight_format, 3)
+    assert memory.nbytes - 64 < layout.size() <= memory.nbytes
+    rows = np.zeros((ROWS, SLOTS, HIDDEN), np.float32)
+    ffn = network(weight_format, x * 8, rows, activation="gpt-oss")
+    ffn.point(layout, memory.ctypes.data)
+    ffn.assign(range(ROWS), [1] * ROWS)
+    executor.run(ffn.segment)
+    (gate, gate_bias), (up, up_bias), (down, down_bias) = made["gate"], made["up"], made["down"]
+    g, u = (x * 8).astype(np.float64) @ gate.T + gate_bias, (x * 8).astype(np.float64) @ up.T + up_bias
+    assert (g > 7).any()
+    assert (np.abs(u) > 7).any()
+    g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+    exact = ((u + 1) * g / (1 + np.exp(-1.702 * g))) @ down.T + down_bias
+    assert np.abs(rows[:, 1] - exact).max() < 1e-5 * np.abs(exact).max()
+    # Without biases the same network adds none, also after one that had them.
+    ffn.point_matrices(*expert(weight_format, 3))
+    executor.run(ffn.segment)
+    g, u = (x * 8).astype(np.float64) @ gate.T, (x * 8).astype(np.float64) @ up.T
+    g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+    exact = ((u + 1) * g / (1 + np.exp(-1.702 * g))) @ down.T
+    assert np.abs(rows[:, 1] - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+def test_an_activation_without_a_kernel_or_of_another_network_is_refused(x):
+    rows = np.zeros((ROWS, SLOTS, HIDDEN), np.float32)
+    with pytest.raises(UsageError, match="no kernel for the activation 'model'"):
+        network("f32", x, rows, activation="model")
+    memory, layout, _ = biased_expert("f32", 1)
+    with pytest.raises(UsageError, match="f32, gpt-oss does not fit 96 x 56 in f32, silu"):
+        network("f32", x, rows).point(layout, memory.ctypes.data)

@@ -36,7 +36,10 @@ def test_quantising_and_back_stays_within_half_a_step(weight_format, rows, cols,
     matrix = from_float32(w, weight_format)
     assert matrix.data.shape == data_shape(weight_format, rows, cols)
     assert (None if matrix.scales is None else matrix.scales.shape) == scales_shape(weight_format, rows, cols)
-    step = {"f32": 0, "bf16": 2**-8, "int8": 1 / 254, "int4-g64": 1 / 7.9}[weight_format]
+    step = {
+        "f32": 0, "bf16": 2**-8, "int8": 1 / 254, "int4-g64": 1 / 7.9,
+        "fp8-e4m3": 1 / 27, "mxfp4": 1 / 4, "int4-g32": 1 / 13,
+    }[weight_format]  # fmt: skip
     assert np.abs(dequantise(matrix) - w).max() <= step * np.abs(w).max()
 
 
@@ -66,6 +69,9 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan_and_infinity():
         (("int8", 2, 3, np.zeros((2, 3), np.int8)), "needs scales"),
         (("int8", 2, 3, np.zeros((2, 3), np.int8), np.zeros(3, np.float32)), "scales of a int8"),
         (("int4-g64", 2, 3, np.zeros((2, 64), np.uint8), np.zeros((2, 1), np.float16)), "scales of a int4"),
+        (("fp8-e4m3", 2, 3, np.zeros((2, 3), np.uint8), np.zeros((2, 3), np.float32)), "scales of a fp8"),
+        (("mxfp4", 2, 3, np.zeros((2, 32), np.uint8), np.zeros((2, 1), np.uint8)), "scales of a mxfp4"),
+        (("int4-g32", 2, 3, np.zeros((2, 32), np.uint8), np.zeros((2, 16), np.float32)), "scales of a int4-g32"),
     ],
 )
 def test_a_wrong_array_is_refused_with_what_was_wanted(arguments, message):
