@@ -226,7 +226,7 @@ class TransformersModel:
     @property
     def threads(self) -> int:
         """Threads that compute on the CPU."""
-        return torch.get_num_threads()
+        return int(torch.get_num_threads())
 
     @property
     def experts_chosen(self) -> int:

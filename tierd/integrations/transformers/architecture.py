@@ -41,7 +41,7 @@ def model_class(config: Any) -> type[Any]:
     for name in names:
         found = getattr(transformers, name, None) or _from_modeling_file(config, name)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     try:
         return transformers.AutoModelForCausalLM._model_mapping[type(config)]  # type: ignore[no-any-return]  # noqa: SLF001
     except KeyError:

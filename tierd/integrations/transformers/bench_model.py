@@ -15,7 +15,7 @@ from tierd.integrations.transformers.interface import experts_modules
 
 __all__ = ["OLMOE_1B_7B", "force_routes", "make_checkpoint"]
 
-OLMOE_1B_7B: Final = {
+OLMOE_1B_7B: Final[dict[str, Any]] = {
     "model_type": "olmoe",
     "architectures": ["OlmoeForCausalLM"],
     "vocab_size": 50304,
@@ -89,7 +89,7 @@ def force_routes(model: nn.Module, routes: np.ndarray) -> None:
     for place, target in enumerate(experts_modules(model)):
         parent = model.get_submodule(target.path.rpartition(".")[0])
         router = parent.get_submodule("gate")
-        router.forward = _Given(router, table[:, place])  # type: ignore[method-assign,assignment]
+        router.forward = _Given(router, table[:, place])
 
 
 class _Given:
@@ -103,7 +103,7 @@ class _Given:
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = hidden.reshape(-1, hidden.shape[-1])
         count, k = len(rows), self._table.shape[1]
-        logits = nn.functional.linear(rows, self._weight)  # type: ignore[arg-type]
+        logits = nn.functional.linear(rows, self._weight)
         places = (self._position + torch.arange(count)) % len(self._table)
         self._position += count
         return logits, torch.full((count, k), 1 / k, dtype=rows.dtype), self._table[places]

@@ -132,15 +132,15 @@ def _apart(both: torch.Tensor, module: ExpertsModule) -> tuple[torch.Tensor, tor
 
 
 def _as_numpy(value: torch.Tensor, *, bias: bool) -> np.ndarray:
-    if value.dtype is torch.bfloat16 and not bias:
-        return value.contiguous().view(torch.int16).numpy().view(np.uint16)
-    return value.float().contiguous().numpy()
+    bits = value.dtype is torch.bfloat16 and not bias
+    plain: np.ndarray = (value.contiguous().view(torch.int16) if bits else value.float().contiguous()).numpy()
+    return plain.view(np.uint16) if bits else plain
 
 
 def _check_first(layer: GenericLayer, module: ExpertsModule) -> None:
     """UnsupportedModel unless an expert has the shapes that the module's code works with."""
     hidden, width = module.input_size, module.intermediate_size
-    shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+    shapes: dict[str, tuple[int, ...]] = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
     shapes |= {"gate.bias": (width,), "up.bias": (width,), "down.bias": (hidden,)}
     for name, value in layer.experts[0].read().items():
         if value.shape != shapes[name]:

@@ -49,7 +49,7 @@ class LazyTensor:
 
     def is_floating_point(self) -> bool:
         """Whether these are weights."""
-        return self.dtype.is_floating_point
+        return bool(self.dtype.is_floating_point)
 
     def get_dtype(self) -> str:
         """Name of the type in a safetensors file."""

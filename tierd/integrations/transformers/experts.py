@@ -148,7 +148,7 @@ class BoundExperts:
         self._reader = reader
         self._following = following
         self._norm: nn.Module | None = (
-            target.module.post_expert_norm if getattr(target.module, "has_post_expert_norm", False) else None  # type: ignore[assignment]
+            target.module.post_expert_norm if getattr(target.module, "has_post_expert_norm", False) else None
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundExperts:

@@ -51,7 +51,7 @@ class NextRouter:
         if len(hidden) > _MOST_TOKENS or source.absent(self.layer) is None:
             return
         weight = self.router.weight
-        logits = functional.linear(hidden.to(weight.dtype), weight)[:, : self.experts].float()  # type: ignore[arg-type]
+        logits = functional.linear(hidden.to(weight.dtype), weight)[:, : self.experts].float()
         odds = (self.top_k * torch.softmax(logits, dim=-1)).clamp(max=1).amax(dim=0)
         likely, experts = torch.topk(odds, min(2 * self.top_k * len(hidden), self.experts, _MOST_EXPERTS))
         chosen = [
@@ -84,4 +84,4 @@ def find_router(model: nn.Module, target: ExpertsModule, top_k: int) -> NextRout
 
 
 def _name_of(parent: nn.Module, child: nn.Module) -> str:
-    return next(name for name, module in parent.named_children() if module is child)
+    return str(next(name for name, module in parent.named_children() if module is child))

@@ -277,7 +277,7 @@ def _strip(module: nn.Module) -> None:
         if value.ndim >= 2 and value.shape[0] == experts:
             del module._parameters[name]  # noqa: SLF001
             empty = torch.empty_like(value, device="meta", requires_grad=False)
-            empty._is_hf_initialized = True  # type: ignore[attr-defined]  # noqa: SLF001
+            empty._is_hf_initialized = True  # noqa: SLF001
             object.__setattr__(module, name, empty)
 
 
