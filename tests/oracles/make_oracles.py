@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -45,6 +46,7 @@ VOCABULARY, PROMPT, GENERATED = 128, 24, 16
 MAX_DRAWS = 30
 MIN_TOKEN_GAP = 5e-3  # between the best and the second logit of every greedy step
 MIN_ROUTE_GAP = 1e-4  # between the probabilities of the last expert chosen and the first left out
+MAX_ROUNDING = 1e-4  # of a logit: more means that an indexer's choice of positions hinges on rounding
 
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -57,63 +59,38 @@ COMMON = {
     "tie_word_embeddings": False,
     "attention_dropout": 0.0,
 }
-OLMOE = {
-    "num_key_value_heads": 4,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_experts": 12,
-    "num_experts_per_tok": 3,
-    "norm_topk_prob": False,
-}
-MIXTRAL = {
-    "num_key_value_heads": 2,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_local_experts": 6,
-    "num_experts_per_tok": 2,
-    "rms_norm_eps": 1e-5,
-}
-QWEN3_MOE = {
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 3,
-    "num_experts": 10,
-    "num_experts_per_tok": 4,
-    "norm_topk_prob": True,
-    "mlp_only_layers": [0],
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-}
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """One folder: the model class, its configuration, how the weights are stored, and in how many shards."""
+    """One folder: the model class, its configuration, how the weights are stored, and in how many shards.
+
+    `config` names the configuration's class where it is not the family's; `vision` makes a composite of it.
+    """
 
     family: str
     settings: dict[str, Any]
     dtype: torch.dtype = torch.float32
     shards: int = 1
+    config: str = ""
+    vision: dict[str, Any] | None = None
+
+    def build(self) -> torch.nn.Module:
+        """The model with its configuration, before it has weights."""
+        settings = COMMON | self.settings
+        if self.vision is not None:
+            special = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+            ids = {name: VOCABULARY - 1 - place for place, name in enumerate(special)}
+            settings = {"text_config": settings, "vision_config": self.vision, "tie_word_embeddings": False} | ids
+        config = getattr(transformers, self.config or f"{self.family}Config")(**settings)
+        config._attn_implementation = config._experts_implementation = "eager"
+        kind = "ForCausalLM" if self.vision is None else "ForConditionalGeneration"
+        return getattr(transformers, self.family + kind)(config).eval().to(torch.float32)
 
 
 ORACLES = {
-    "olmoe": Oracle("Olmoe", OLMOE),
-    "olmoe_clip": Oracle("Olmoe", OLMOE | {"clip_qkv": 1.0, "num_experts": 8, "norm_topk_prob": True}),
-    "mixtral": Oracle("Mixtral", MIXTRAL),
-    "mixtral_sliding": Oracle("Mixtral", MIXTRAL | {"sliding_window": 8, "num_hidden_layers": 2}),
-    "mixtral_f16": Oracle("Mixtral", MIXTRAL | {"num_experts_per_tok": 3}, torch.float16),
-    "qwen3_moe": Oracle("Qwen3Moe", QWEN3_MOE),
-    "qwen3_moe_tied": Oracle(
-        "Qwen3Moe",
-        QWEN3_MOE | {"tie_word_embeddings": True, "mlp_only_layers": [1], "norm_topk_prob": False},
-    ),
-    "qwen3_moe_bf16": Oracle("Qwen3Moe", QWEN3_MOE | {"mlp_only_layers": []}, torch.bfloat16),
-    "qwen3_moe_shards": Oracle(
-        "Qwen3Moe",
-        QWEN3_MOE | {"num_hidden_layers": 4, "num_experts": 8, "mlp_only_layers": [], "decoder_sparse_step": 2},
-        shards=2,
-    ),
+    name: Oracle(**(facts | {"dtype": getattr(torch, facts.get("dtype", "float32"))}))
+    for name, facts in json.loads((Path(__file__).parent / "tiny_models.json").read_text()).items()
 }
 
 
@@ -133,36 +110,66 @@ def stream(seed: str, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
-def fill(model: torch.nn.Module, seed: str, stored_as: torch.dtype, *, tied: bool) -> None:
+def centred_norms(model: torch.nn.Module) -> set[str]:
+    """Names of the norms that store their weight less one: they are made as zeros."""
+    return {name for name, tensor in model.named_parameters() if "norm" in name and not tensor.any()}
+
+
+def fill(model: torch.nn.Module, seed: str, stored_as: torch.dtype, *, tied: bool, centred: set[str]) -> None:
     """Give every parameter its value: matrices keep the variance, routers are sharper, norms are near one."""
-    for name, tensor in model.named_parameters():
+    corrections = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("correction_bias")]
+    for name, tensor in [*model.named_parameters(), *corrections]:
         values = stream(seed, name).standard_normal(tuple(tensor.shape))
-        if "norm" in name:
-            values = 1.0 + 0.1 * values
+        if name.endswith(("correction_bias", "norm.bias")):
+            values *= 0.05
+        elif "norm" in name:
+            values = (0.0 if name in centred else 1.0) + 0.1 * values
+        elif name.endswith("dt_bias"):
+            values -= 3.0  # states that remember some twenty tokens
         elif "embed_tokens" not in name or tied:
-            values *= (2.0 if name.endswith("gate.weight") else 1.0) / np.sqrt(tensor.shape[-1])
+            values *= (2.0 if name.endswith(("gate.weight", "router.weight")) else 1.0) / np.sqrt(tensor.shape[-1])
         rounded = torch.from_numpy(values.astype(np.float32)).to(stored_as)
         with torch.no_grad():
             tensor.copy_(rounded)
 
 
+def route_margin(logits: torch.Tensor, correction: torch.Tensor | None, chosen: int, groups: int, kept: int) -> float:
+    """How far the choice of experts is from another one, in the scores that it goes by; logits [T, E]."""
+    logits = logits.double()
+    scores = logits.softmax(-1) if correction is None else logits.sigmoid() + correction
+    margin = float("inf")
+    if correction is not None and kept < groups:
+        parts = scores.reshape(len(scores), groups, -1)
+        sums = parts.topk(2, -1).values.sum(-1)
+        ranked = sums.sort(-1, descending=True).values
+        margin = float((ranked[:, kept - 1] - ranked[:, kept]).min())
+        out = sums < ranked[:, kept - 1 : kept]
+        scores = parts.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(1)
+    ranked = scores.sort(-1, descending=True).values
+    return min(margin, float((ranked[:, chosen - 1] - ranked[:, chosen]).min()))
+
+
 @contextmanager
 def routes_into(model: torch.nn.Module, run: Run) -> Iterator[None]:
     """Record what the routers choose during a forward pass over the prompt."""
+    groups, kept = getattr(model.config, "n_group", 1), getattr(model.config, "topk_group", 1)
 
-    def record(layer: int, router_logits: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
+    def record(
+        layer: int, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, ...]
+    ) -> None:
+        router_logits, weights, experts = out
         order = experts.argsort(-1)
         run.experts[layer] = experts.gather(-1, order).numpy().astype(np.int32)
         run.weights[layer] = weights.gather(-1, order).float().numpy()
-        ranked = router_logits.double().softmax(-1).sort(-1, descending=True).values
-        chosen = experts.shape[-1]
-        run.route_gap = min(run.route_gap, float((ranked[:, chosen - 1] - ranked[:, chosen]).min()))
+        correction = getattr(module, "e_score_correction_bias", inputs[1] if len(inputs) > 1 else None)
+        margin = route_margin(router_logits, correction, experts.shape[-1], groups, kept)
+        run.route_gap = min(run.route_gap, margin)
 
     hooks = []
     for name, module in model.named_modules():
-        if type(module).__name__.endswith("TopKRouter"):
+        if type(module).__name__.endswith(("TopKRouter", "TopkRouter")):
             layer = int(name.split(".layers.")[1].split(".")[0])
-            hooks.append(module.register_forward_hook(lambda _m, _i, out, at=layer: record(at, *out)))
+            hooks.append(module.register_forward_hook(lambda m, i, out, at=layer: record(at, m, i, out)))
     try:
         yield
     finally:
@@ -205,17 +212,17 @@ def firm(model: torch.nn.Module, ids: torch.Tensor, run: Run, tokens: list[int])
     if not same or double.route_gap < MIN_ROUTE_GAP:
         return ""
     far = float(np.abs(double.logits[0, :PROMPT] - run.logits[0]).max())
+    if far > MAX_ROUNDING:
+        return ""
     return f"token gap {token_gap:.3f}, route gap {double.route_gap:.1e}, float64 differs by {far:.1e}"
 
 
 def make(name: str, oracle: Oracle, out: Path, seed: int) -> None:
     """Write the folder `out`/`name`, and read the checkpoint back to see that it gives the same logits."""
-    config = getattr(transformers, f"{oracle.family}Config")(**(COMMON | oracle.settings))
-    config._attn_implementation = config._experts_implementation = "eager"
-    model_class = getattr(transformers, f"{oracle.family}ForCausalLM")
-    model = model_class(config).eval().to(torch.float32)
+    model = oracle.build()
+    centred = centred_norms(model)
     for draw in range(MAX_DRAWS):
-        fill(model, f"{seed}.{draw}", oracle.dtype, tied=config.tie_word_embeddings)
+        fill(model, f"{seed}.{draw}", oracle.dtype, tied=model.config.tie_word_embeddings, centred=centred)
         ids = torch.from_numpy(stream(f"{seed}.{draw}", "prompt").integers(0, VOCABULARY, (1, PROMPT)))
         run = forward(model, ids)
         tokens, rows = decode(model, ids)
@@ -234,7 +241,7 @@ def make(name: str, oracle: Oracle, out: Path, seed: int) -> None:
         arrays |= {f"route_idx_{layer}": run.experts[layer], f"route_w_{layer}": run.weights[layer]}
     np.savez_compressed(folder / "ref.npz", **arrays)
 
-    again = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    again = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     drift = float(np.abs(forward(again, ids).logits - run.logits).max())
     if drift > 1e-5:
         sys.exit(f"{name}: the checkpoint read back from {folder} gives other logits (by {drift:.1e})")
