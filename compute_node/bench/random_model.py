@@ -22,9 +22,10 @@ from compute_node.models.registry import family_of
 from tierd.errors import LimitExceeded, UsageError
 from tierd.store.formats import DenseFormat, ExpertFormat
 from tierd.store.geometry import ExpertLayer, Geometry
-from tierd.store.manifest import DenseTensorInfo, Manifest, StoredFile
+from tierd.store.manifest import DenseTensorInfo, Manifest, StoredFile, version_needed
 from tierd.store.records import expert_layout
 from tierd.store.store import DenseTensor
+from tierd.store.synthetic import fill_scales, finite_fp8
 
 __all__ = ["RandomModel", "dense_shapes"]
 
@@ -48,7 +49,7 @@ class _Recorder(Weights):
         self.shapes[name] = (length,)
         return np.empty(length, np.float32)
 
-    def finish(self, *, unused_allowed: set[str]) -> None:
+    def finish(self, *, unused_allowed: set[str], kept: tuple[str, ...] = ()) -> None:
         """Nothing was left over, since there was nothing."""
 
 
@@ -56,7 +57,7 @@ def dense_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the dense tensors of a model, by its config.json."""
     family, sizes = family_of(config)
     record = _Recorder()
-    cache = KVCache(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, context=1)
+    cache = KVCache(family.cache_layout(sizes), pages=1)
     build_program(sizes, family.decoder_layer, record, cache, rows=1, head_rows=1)
     return record.shapes
 
@@ -85,7 +86,7 @@ class RandomModel:
             layouts=(self._layout,),
         )
         self.manifest = Manifest(
-            format_version=1,
+            format_version=version_needed(geometry, ()),
             family="",
             model_type=str(config["model_type"]),
             expert_format=ExpertFormat(experts),
@@ -143,14 +144,17 @@ class RandomModel:
     def read_record(self, layer: int, expert: int) -> NDArray[np.uint8]:
         """A record of random codes and sensible scales."""
         record = self._bytes(self._layout.record_bytes, self.geometry.flat(layer, expert))
+        kind, generator = ExpertFormat(self._layout.format), np.random.Generator(np.random.Philox(self._seed))
         for part, view in self._layout.views(record).items():
             columns = self._layout.part(part.removesuffix(".scales")).shape[1]
             if part.endswith(".scales"):
-                view[...] = columns**-0.5 / (74 if view.dtype == np.float32 else 4.6)
+                fill_scales(view, np.float32(columns**-0.5), kind, generator)
             elif view.dtype == np.float32:
-                raise LimitExceeded("random experts are int8, int4-g64 or bf16")
+                raise LimitExceeded("random experts are in any format but f32")
             elif view.dtype == np.uint16:
                 view[...] = view & 0xBFFF  # no exponent that overflows
+            elif kind is ExpertFormat.FP8:
+                finite_fp8(view)
         return record
 
     def _bytes(self, count: int, key: int) -> NDArray[np.uint8]:

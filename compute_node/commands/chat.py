@@ -45,8 +45,12 @@ def chat(
     repetition_penalty: options.Penalty = None,
     seed: options.Seed = None,
     numerics: options.Numerics = None,
+    engine: options.Engine = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    kv_cache: options.KVCacheBudget = None,
     in_process: options.InProcessFlag = None,
     arena: options.Arena = None,
     patience: options.Patience = None,
@@ -65,8 +69,12 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
         numerics=numerics,
+        engine=engine,
+        device=device,
+        vram=vram,
         threads=threads,
         context=context,
+        kv_cache=kv_cache,
         in_process=in_process,
         arena=arena,
         patience=patience,
@@ -181,7 +189,7 @@ class Conversation:
     def reset(self) -> None:
         """Forget all messages but the system's."""
         self.messages = list(self._first)
-        self._sequence.keep_prefix([])
+        self._opened.model.cache.keep_prefix(self._sequence, [])
 
     def answer(self, message: str, cancelled: Callable[[], bool], write: Callable[[str], None]) -> AnswerReport:
         """Answers a message, writing text as it comes.

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from compute_node.engine.cache_budget import memory_of_this_host
 from compute_node.engine.generate import GenerationParams
 from compute_node.engine.model import ModelOptions
 from compute_node.engine.sampler import Sampling
 from compute_node.settings import NodeSettings
 from tierd.errors import UsageError
+from tierd.sizes import parse_share
 
 __all__ = [
     "Arena",
     "Config",
     "Context",
+    "Device",
+    "Engine",
     "InProcessFlag",
+    "KVCacheBudget",
+    "MaxRunning",
     "MaxTokens",
+    "MaxWaiting",
     "Messages",
     "MinP",
     "Numerics",
     "Patience",
     "Penalty",
     "Prefetch",
+    "Profile",
     "Seed",
     "Store",
     "Temperature",
     "Threads",
     "TopK",
     "TopP",
+    "Vram",
     "generation_params",
     "load_settings",
     "model_options",
@@ -44,8 +54,25 @@ Config = Annotated[Path | None, typer.Option("--config", help="TOML file; its [n
 Numerics = Annotated[
     str | None, typer.Option("--numerics", help="exact (default), or fast: activations as bytes where weights are.")
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", help="native, transformers (the authors' own code; extra `torch`), or auto (default): the first."
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option("--device", help="What computes with --engine transformers: cpu (default), cuda, cuda:1.")
+]
+Vram = Annotated[str | None, typer.Option("--vram", help="Memory of that device for experts: 8GiB. Default: none.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
 Context = Annotated[int | None, typer.Option("--context", help="Most tokens of a conversation.")]
+KVCacheBudget = Annotated[
+    str | None, typer.Option("--kv-cache", help="RAM for the KV cache: 2GiB, or 10% of RAM. Default: at most 25%.")
+]
+MaxRunning = Annotated[int | None, typer.Option("--max-running", help="Requests computed at once. Default: 16.")]
+MaxWaiting = Annotated[
+    int | None, typer.Option("--max-waiting", help="Requests that wait beside them; more are refused. Default: 64.")
+]
 InProcessFlag = Annotated[
     bool | None, typer.Option("--in-process/--no-in-process", help="Read the store without a daemon.")
 ]
@@ -59,7 +86,14 @@ Messages = Annotated[
 ]
 Prefetch = Annotated[
     str | None,
-    typer.Option("--prefetch", help="Hints to the daemon: on, off, or auto, as far as they help. Default: off."),
+    typer.Option(
+        "--prefetch",
+        help="Hints to the daemon: on, off, auto (as far as they help), or tokens: it guesses itself. Default: off.",
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option("--profile", help="auto (default) uses what `tierd tune` found, where nothing else is said; or off."),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]
@@ -75,15 +109,21 @@ def load_settings(config: Path | None, **flags: Any) -> NodeSettings:
     return NodeSettings.load(config=config, table="node", flags=flags)
 
 
-def model_options(settings: NodeSettings) -> ModelOptions:
-    """How the model is run."""
-    return ModelOptions(
+def model_options(settings: NodeSettings, *, serving: bool = False) -> ModelOptions:
+    """How the model is run: for one text, or `serving` as many at once as `max_running` says."""
+    budget = settings.kv_cache
+    options = ModelOptions(
         numerics=settings.numerics,
         context=settings.context,
+        kv_cache=None if budget is None else parse_share(budget, whole=memory_of_this_host(), option="--kv-cache"),
         threads=settings.threads,
         rows=settings.rows,
         prefetch=settings.prefetch,
     )
+    if not serving:
+        return options
+    running = settings.max_running
+    return replace(options, sequences=running, rows=max(running, settings.rows), head_rows=running)
 
 
 def generation_params(settings: NodeSettings, *, stop: list[str], ignore_eos: bool) -> GenerationParams:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.engine.kv_cache import Sequence
+from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.limit import DecodeCost
-from compute_node.engine.model import Cancelled, Model
+from compute_node.engine.model import Cancelled
 from compute_node.engine.route_recorder import RouteRecorder
 from compute_node.engine.sampler import Sampling, choose_token
 from compute_node.engine.stop import StopStrings, stop_token_ids
@@ -34,6 +34,9 @@ class FinishReason(Enum):
     LENGTH = "length"
     """`max_tokens` were generated, or the context is full."""
     CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    """The request's own bound on time was reached."""
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,21 @@ class GenerationParams:
         max_tokens: most tokens of the answer; what does not fit the context is cut off, not refused.
         sampling: how tokens are chosen.
         stop: strings that end the answer; they are not part of it.
-        ignore_eos: go on after an end-of-text token.
+        stop_token_ids: tokens that end the answer beside the checkpoint's own; they are not part of its text.
+        min_tokens: no token that ends the answer is chosen before so many others were.
+        ignore_eos: go on after the checkpoint's end-of-text token.
     """
 
     max_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
+
+    def ends(self, end_of_text: frozenset[int]) -> frozenset[int]:
+        """Tokens that end an answer, given those of the checkpoint."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else end_of_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,7 @@ class Generator:
         recorder: watches all steps, if there is one.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer | None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.recorder: RouteRecorder | None = None
@@ -173,9 +184,10 @@ class Generator:
         sequence = model.cache.take() if given is None else given
         experts, computed, waited = _counters(model)
         # At least the last prompt token is computed: its logits are wanted.
-        reused = sequence.keep_prefix(prompt[:-1])
+        reused = model.cache.keep_prefix(sequence, prompt[:-1])
         decoder = self.tokenizer.stream(continues=True) if self.tokenizer is not None else None
         tokens: list[int] = []
+        ends = params.ends(self.stop_tokens)
         first = last = begun
         cost_first = cost_last = _decode_cost(model, begun)
         reason: FinishReason | None = None
@@ -186,13 +198,20 @@ class Generator:
                     reason = FinishReason.CANCELLED
                     break
                 position = len(prompt) + len(tokens)
-                token = choose_token(logits, position, params.sampling, seen=chain(prompt, tokens))
+                token = choose_token(
+                    logits,
+                    position,
+                    params.sampling,
+                    prompt=prompt,
+                    generated=tokens,
+                    forbidden=ends if len(tokens) < params.min_tokens else (),
+                )
                 tokens.append(token)
                 last = time.perf_counter()
                 cost_last = _decode_cost(model, last)
                 if len(tokens) == 1:
                     first, cost_first = last, cost_last
-                ended = token in self.stop_tokens and not params.ignore_eos
+                ended = token in ends
                 text = stop.push(decoder.push(token)) if decoder is not None and not ended else ""
                 if ended or stop.stopped:
                     reason = FinishReason.STOP
@@ -248,11 +267,11 @@ class Generator:
         return logits
 
 
-def _counters(model: Model) -> tuple[int, float, float]:
+def _counters(model: LanguageModel) -> tuple[int, float, float]:
     return model.experts_chosen, model.times.compute_seconds, model.times.wait_seconds
 
 
-def _decode_cost(model: Model, now: float) -> DecodeCost:
+def _decode_cost(model: LanguageModel, now: float) -> DecodeCost:
     """All that was spent until now; differences count."""
     times, stats = model.times, model.source.stats
     return DecodeCost(

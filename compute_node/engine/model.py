@@ -12,19 +12,22 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.engine.cache_budget import pages_of
 from compute_node.engine.cancel import CancelWord
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
 from compute_node.engine.kv_cache import KVCache, Sequence
 from compute_node.engine.step import StepRunner
 from compute_node.engine.weights import Weights
-from compute_node.kernels import NUMERICS, quantises
+from compute_node.kernels import NUMERICS, Batch, quantises
 from compute_node.models.config_reader import parse_config
-from compute_node.models.decoder import DecoderProgram, build_program
+from compute_node.models.decoder import build_program
 from compute_node.models.decoder_config import check_geometry
+from compute_node.models.decoder_program import DecoderProgram
 from compute_node.models.registry import family_of
 from compute_node.prediction.foresight import Foresight
 from compute_node.prediction.hinting import Hinting, StepHints
+from compute_node.prediction.saying import Saying
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.token_table import TokenTable
@@ -35,8 +38,8 @@ __all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "PREFETCH", "Cancelled", "Model", "M
 
 DEFAULT_CONTEXT: Final = 4096
 
-PREFETCH: Final = ("auto", "on", "off")
-"""Whether hints are sent: as far as they make steps faster, always, or never."""
+PREFETCH: Final = ("auto", "on", "tokens", "off")
+"""What is sent: hints as far as they make steps faster, hints always, the tokens of steps, or nothing."""
 
 EXECUTIONS: Final = ("fused", "layers", "ops")
 """How a step is run: in one native call where no expert is missing, one call per layer, or one call per op."""
@@ -54,17 +57,18 @@ class ModelOptions:
         execution: one of `EXECUTIONS`; for tests and comparisons.
         context: most tokens of a sequence; None: what the checkpoint was made for, at most `DEFAULT_CONTEXT`.
         sequences: how many sequences have a place in the KV cache.
+        kv_cache: most bytes of the KV cache; None: what `sequences` full contexts take, at most a quarter of RAM.
         threads: native threads; None: the cores that this process may use.
         rows: most tokens of one step; longer prompts are computed in chunks of this size.
         head_rows: most rows whose logits are computed together.
-        prefetch: tell the daemon what will probably be wanted: `on`, `off`, or `auto`, as far as it makes steps
-            faster.
+        prefetch: tell the daemon what will probably be wanted: one of `PREFETCH`.
     """
 
     numerics: str = "exact"
     execution: str = "fused"
     context: int | None = None
     sequences: int = 1
+    kv_cache: int | None = None
     threads: int | None = None
     rows: int = 64
     head_rows: int = 8
@@ -129,14 +133,10 @@ class Model:
         self.model_type = family.model_type
         self.numerics = numerics
         self.times = StepTimes()
-        self.cache = KVCache(
-            layers=config.layers,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            context=context,
-            sequences=options.sequences,
-        )
-        self.rows = min(options.rows, context * options.sequences)
+        layout = family.cache_layout(config)
+        pages = pages_of(layout, context=context, sequences=options.sequences, budget=options.kv_cache)
+        self.cache = KVCache(layout, pages=pages, sequences=options.sequences, context=context)
+        self.rows = min(options.rows, self.cache.context * options.sequences)
         weights = Weights(source.store)
         program = build_program(
             config,
@@ -193,6 +193,10 @@ class Model:
         """Unique experts that the router chose, summed over layers and steps; counted here, not by the source."""
         return self._experts.experts_chosen + self._steps.experts_used
 
+    def watch(self, told: Callable[[str, float, float], object]) -> None:
+        """Let somebody know of each piece of native code that runs; see `Executor.watch`."""
+        self._executor.watch = told
+
     @property
     def program(self) -> DecoderProgram:
         """The step as ops, and the buffers that it leaves behind."""
@@ -238,47 +242,58 @@ class Model:
             float32 [len(logits_of), vocabulary], or None if the step was cancelled.
 
         Raises:
-            LimitExceeded: a token id outside the vocabulary, too many tokens, or a full context.
+            LimitExceeded: a token id outside the vocabulary, too many tokens, or a full context or cache.
             TierdError: of the expert source.
         """
         count, start = len(tokens), len(sequence.tokens)
         if not 0 < count <= self.rows:
             raise LimitExceeded(f"a step of {count} tokens is outside 1 to {self.rows}")
         sequence.require(count)
+        if not self.cache.reserve(sequence, count):
+            raise LimitExceeded(
+                f"the KV cache has no room for {count} more tokens: other sequences hold its pages",
+                hint="Use a larger --kv-cache.",
+            )
         logits = self.forward(
             np.array(tokens, np.int64),
             np.arange(start, start + count),
-            np.full(count, sequence.base),
+            [sequence] * count,
             phase=phase,
             logits_of=[index % count for index in logits_of],
             cancelled=cancelled,
             observe=observe,
         )
         if logits is not None:
-            sequence.tokens += tokens
+            self.cache.advance(sequence, tokens)
         return logits
 
     def forward(
         self,
         tokens: NDArray[np.int64],
         positions: NDArray[np.int64],
-        bases: NDArray[np.int64],
+        sequences: Listing[Sequence],
         *,
         phase: Phase,
         logits_of: Listing[int],
         cancelled: Cancelled | None = None,
         observe: Observe | None = None,
+        unwanted: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.float32] | None:
         """One step over rows that may belong to several sequences; see `extend` for the rest.
+
+        The caller has reserved room in the cache, and calls `cache.advance` for each sequence after a step that was
+        not cancelled.
 
         Args:
             tokens: int64 [n] token ids.
             positions: int64 [n], below the context length; rows of a sequence are consecutive and rising.
-            bases: int64 [n], `Sequence.base` of each row's sequence.
+            sequences: n, whose row each is.
             phase: prefill or decode.
             logits_of: rows whose logits are wanted, 0 to n - 1.
             cancelled: see `extend`.
             observe: see `extend`.
+            unwanted: bool [n], may be set by any thread while the step runs: nobody wants these rows any more. From
+                the next layer on that waits in Python no expert is fetched for them alone. Not all at once.
         """
         program, times, rows = self._program, self.times, len(tokens)
         for token in (tokens[0],) if rows == 1 else (tokens.min(), tokens.max()):
@@ -286,11 +301,12 @@ class Model:
                 raise LimitExceeded(f"token id {token} is outside the vocabulary of {self.config.vocab_size} tokens")
         begun, waited = time.perf_counter(), self.source.stats.wait_seconds
         try:
-            program.batch.set(tokens, positions, bases)
+            _place(program.batch, tokens, positions, sequences)
             self._choose(logits_of[: program.head_batch.max_rows])
             if cancelled is not None and cancelled():
                 return None
-            self._foresight.begin(self.source.step_memory, tokens, positions, bases)
+            numbers = np.array([sequence.place for sequence in sequences], np.int64)
+            self._foresight.begin(self.source.step_memory, tokens, positions, numbers)
             hinting = self.hinting
             if hinting is not None:
                 hinting.begin(tokens.tolist(), step=times.steps, decode=phase is Phase.DECODE)
@@ -301,6 +317,9 @@ class Model:
             ):
                 if cancelled is not None and cancelled():
                     return None
+                if unwanted is not None and unwanted.any():
+                    routes = program.route_indices[:rows]
+                    routes[unwanted] = routes[np.argmin(unwanted)]
                 self._foresight.at(layer, program.route_indices[:rows])
                 if hinting is not None:
                     hinting.at(layer, program.route_indices[:rows])
@@ -314,11 +333,13 @@ class Model:
             times.seconds += time.perf_counter() - begun
             times.wait_seconds += self.source.stats.wait_seconds - waited
 
-    def _hinting(self, prefetch: str, geometry: Geometry) -> Hinting | None:
+    def _hinting(self, prefetch: str, geometry: Geometry) -> StepHints | None:
         if prefetch not in PREFETCH:
             raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
         if prefetch == "off" or self.source.step_memory is None:
             return None
+        if prefetch == "tokens":
+            return Saying(self.source)
         return Hinting(
             self.source,
             geometry,
@@ -345,3 +366,15 @@ class Model:
                 self._executor.run(program.head)
             logits[first : first + len(part)] = program.logits[: len(part)]
         return logits
+
+
+def _place(batch: Batch, tokens: NDArray[np.int64], positions: NDArray[np.int64], sequences: Listing[Sequence]) -> None:
+    """Makes these the live rows of a batch, each at its place in the KV cache."""
+    batch.set(
+        tokens,
+        positions,
+        tables=[sequence.address for sequence in sequences],
+        limits=[sequence.limit for sequence in sequences],
+        states_in=[sequence.state_in for sequence in sequences],
+        states_out=[sequence.state_out for sequence in sequences],
+    )

@@ -6,7 +6,8 @@ on gets the same tokens. Everything is float64 in a fixed order; ties go to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ __all__ = ["Sampling", "choose_token"]
 _CUT: Final = 50.0
 """Tokens less likely than the best by e^50 or more are never drawn; their sum is below float64's resolution."""
 _MAX_SEED: Final = (1 << 64) - 1
+_MOST_BIASED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,9 @@ class Sampling:
 
     Attributes:
         repetition_penalty: divides positive logits of tokens already seen and multiplies negative ones; 1: off.
+        frequency_penalty: is subtracted from a token's logit for each time that it was generated; 0: off.
+        presence_penalty: is subtracted once from the logit of each token that was generated; 0: off.
+        logit_bias: pairs of a token id and what is added to its logit, each id once, at most 1024.
         temperature: divides the logits; 0: greedy.
         top_k: only the k likeliest; 0: off.
         top_p: the smallest set of likeliest tokens whose probability reaches p; 1: off.
@@ -40,6 +45,9 @@ class Sampling:
     """
 
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -49,6 +57,8 @@ class Sampling:
     def __post_init__(self) -> None:
         ranges: tuple[tuple[str, float, float, float], ...] = (
             ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+            ("frequency_penalty", self.frequency_penalty, -100.0, 100.0),
+            ("presence_penalty", self.presence_penalty, -100.0, 100.0),
             ("temperature", self.temperature, 0.0, 100.0),
             ("top_k", self.top_k, 0, 1 << 24),
             ("top_p", self.top_p, 1e-9, 1.0),
@@ -58,39 +68,85 @@ class Sampling:
         for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise UsageError(f"--{name.replace('_', '-')} {value} is outside {low} to {high}")
+        if len(self.logit_bias) > _MOST_BIASED:
+            raise UsageError(f"--logit-bias for {len(self.logit_bias)} tokens is more than {_MOST_BIASED}")
+        for token, bias in self.logit_bias:
+            if token < 0 or not -100.0 <= bias <= 100.0:
+                raise UsageError(f"--logit-bias {bias} for token {token} is outside -100 to 100")
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before temperature."""
+        penalties = (self.repetition_penalty - 1.0, self.frequency_penalty, self.presence_penalty)
+        return bool(self.logit_bias) or any(penalties)
 
 
-def choose_token(logits: NDArray[np.float32], position: int, sampling: Sampling, *, seen: Iterable[int] = ()) -> int:
+def choose_token(
+    logits: NDArray[np.float32],
+    position: int,
+    sampling: Sampling,
+    *,
+    prompt: Sequence[int] = (),
+    generated: Sequence[int] = (),
+    allowed: NDArray[np.bool_] | None = None,
+    forbidden: Collection[int] = (),
+) -> int:
     """The token at `position` of a sequence.
 
     Args:
         logits: float32 [vocabulary].
         position: of the token to be chosen, counted from the start of the sequence.
         sampling: how.
-        seen: tokens before it, for the repetition penalty.
+        prompt: tokens that were given, for the repetition penalty.
+        generated: tokens chosen so far, for the penalties.
+        allowed: bool [vocabulary], which tokens may be chosen; None: all.
+        forbidden: tokens that may not be chosen.
 
     Raises:
-        TierdError: the logits are not numbers: weights or a kernel are broken.
+        TierdError: the logits are not numbers: weights or a kernel are broken; or no token may be chosen.
     """
     if not np.isfinite(logits).all():
         raise TierdError(
             f"the logits of position {position} are not finite numbers",
             hint="Check the store with `tierd verify`.",
         )
-    if sampling.repetition_penalty != 1.0:
-        logits = _penalise(logits, seen, sampling.repetition_penalty)
+    if sampling.adjusts:
+        logits = _adjust(logits, sampling, prompt, generated)
+    if allowed is not None or forbidden:
+        logits = _restrict(logits, position, allowed, forbidden)
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     return _draw(logits, position, sampling)
 
 
-def _penalise(logits: NDArray[np.float32], seen: Iterable[int], penalty: float) -> NDArray[np.float32]:
-    """As in Keskar et al. 2019 (CTRL), once per token however often it was seen."""
-    ids = np.fromiter(sorted(set(seen)), np.int64)
+def _adjust(
+    logits: NDArray[np.float32], sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]
+) -> NDArray[np.float32]:
+    """Penalties and biases; each is applied once per token id, in float64."""
     changed = logits.astype(np.float64)
-    chosen = changed[ids]
-    changed[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    if sampling.repetition_penalty != 1.0:
+        # As in Keskar et al. 2019 (CTRL), however often a token was seen.
+        ids = np.fromiter(sorted({*prompt, *generated}), np.int64)
+        chosen, penalty = changed[ids], sampling.repetition_penalty
+        changed[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        for token, count in Counter(generated).items():
+            changed[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        changed[token] += bias
     return changed.astype(np.float32)
+
+
+def _restrict(
+    logits: NDArray[np.float32], position: int, allowed: NDArray[np.bool_] | None, forbidden: Collection[int]
+) -> NDArray[np.float32]:
+    """The logits of what may not be chosen become minus infinity."""
+    kept = logits.copy() if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
+    if forbidden:
+        kept[list(forbidden)] = -np.inf
+    if kept.max() == -np.inf:
+        raise TierdError(f"no token may be chosen at position {position}")
+    return kept
 
 
 def _draw(logits: NDArray[np.float32], position: int, sampling: Sampling) -> int:

@@ -18,13 +18,14 @@ from compute_node.kernels.batch import Batch
 from compute_node.kernels.dots import dots_f32
 from compute_node.kernels.lanes import exp32, f32_at, i64_at, larger32
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
+from compute_node.kernels.pages import PAGE, slot_of
 from compute_node.kernels.weighted_sum import STACK_FLOATS, stack_floats, weighted_sum
 from tierd.errors import UsageError
 
 __all__ = ["TILE", "attention", "kv_append"]
 
-TILE: Final = 64
-"""Positions that share one softmax before tiles are merged."""
+TILE: Final = PAGE
+"""Positions that share one softmax before tiles are merged; those of a page, so that a tile's rows lie together."""
 ROOM: Final = 128
 """Floats between the scores of rows that are computed together: a tile and the lanes behind it."""
 STATE: Final = 4 * ROOM
@@ -35,8 +36,8 @@ _LOWEST: Final = np.float32(-np.inf)
 Rows = NDArray[np.float32]
 
 # Fields of the attention record.
-Q, Q_STRIDE, K_CACHE, V_CACHE, Y, Y_STRIDE, POSITIONS, BASES = range(8)
-COUNT, HEADS, GROUP, HEAD_DIM, SLOTS, SCALE, WINDOW = range(8, 15)
+Q, Q_STRIDE, K_CACHE, V_CACHE, Y, Y_STRIDE, POSITIONS, TABLES, LIMITS = range(9)
+COUNT, HEADS, GROUP, HEAD_DIM, SLOTS, SCALE, WINDOW, SINKS = range(9, 17)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -120,39 +121,48 @@ def _begin(out: int, state: int, head_dim: int) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _finish(out: int, state: int, head_dim: int) -> None:
-    y, total = f32_at(out), f32_at(state)[1]
+def _finish(out: int, state: int, head_dim: int, sink: int) -> None:
+    """Divides by the sum; a sink (address of its score, 0: none) is merged last, as a tile whose values are zero."""
+    y, s = f32_at(out), f32_at(state)
+    total = s[1]
+    if sink != 0:
+        score = f32_at(sink)[0]
+        merged = larger32(s[0], score)
+        before = exp32(s[0] - merged)
+        total = total * before + exp32(score - merged)
+        for d in range(head_dim):
+            y[d] = y[d] * before
     for d in range(head_dim):
         y[d] = y[d] / total
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _one(m: Any, row: int, q: int, start: int, out: int, scores: int, values: int) -> None:
-    """One row of one head; `start` is where position 0 lies in the caches."""
+def _one(m: Any, row: int, q: int, start: int, sink: int, out: int, scores: int, values: int) -> None:
+    """One row of one head; `start` is where the head's slot 0 lies in the caches."""
     head_dim, scale, row_bytes = m[HEAD_DIM], f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
-    position, state = i64_at(m[POSITIONS])[row], scores + STATE * 4
+    position, state, table = i64_at(m[POSITIONS])[row], scores + STATE * 4, i64_at(m[TABLES])[row]
     first = max(0, position - m[WINDOW] + 1) if m[WINDOW] > 0 else 0
     _begin(out, state, head_dim)
     for tile in range(first // TILE * TILE, position + 1, TILE):
         begin, end = max(tile, first), min(tile + TILE, position + 1)
-        at = start + begin * row_bytes
+        at = start + slot_of(table, begin) * row_bytes
         _scores((q,), m[K_CACHE] + at, row_bytes, begin - tile, end - tile, head_dim, scale, scores)
         largest = _largest(scores, begin - tile, end - tile)
         _merge(out, state, scores, largest, values, m[V_CACHE] + at, begin - tile, end - begin, head_dim)
-    _finish(out, state, head_dim)
+    _finish(out, state, head_dim, sink)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _four(m: Any, row: int, q: int, start: int, out: int, scores: int, values: int) -> None:
+def _four(m: Any, row: int, q: int, start: int, sink: int, out: int, scores: int, values: int) -> None:
     """Four rows of one head and one sequence, whose keys are loaded once for all; no window."""
     head_dim, scale, row_bytes = m[HEAD_DIM], f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
-    positions, step, q_step = i64_at(m[POSITIONS]), m[Y_STRIDE], m[Q_STRIDE]
+    positions, step, q_step, table = i64_at(m[POSITIONS]), m[Y_STRIDE], m[Q_STRIDE], i64_at(m[TABLES])[row]
     last = max(positions[row], positions[row + 1], positions[row + 2], positions[row + 3])
     queries = (q, q + q_step, q + 2 * q_step, q + 3 * q_step)
     for r in range(4):
         _begin(out + r * step, scores + (STATE + 2 * r) * 4, head_dim)
     for tile in range(0, last + 1, TILE):
-        at = start + tile * row_bytes
+        at = start + slot_of(table, tile) * row_bytes
         _scores(queries, m[K_CACHE] + at, row_bytes, 0, min(tile + TILE, last + 1) - tile, head_dim, scale, scores)
         for r in range(4):
             count = min(TILE, positions[row + r] + 1 - tile)
@@ -161,37 +171,38 @@ def _four(m: Any, row: int, q: int, start: int, out: int, scores: int, values: i
                 largest = _largest(own, 0, count)
                 _merge(out + r * step, state, own, largest, values, m[V_CACHE] + at, 0, count, head_dim)
     for r in range(4):
-        _finish(out + r * step, scores + (STATE + 2 * r) * 4, head_dim)
+        _finish(out + r * step, scores + (STATE + 2 * r) * 4, head_dim, sink)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _inside(m: Any, row: int) -> Any:
-    """True if a row's position and base lie in the cache."""
-    position, base = i64_at(m[POSITIONS])[row], i64_at(m[BASES])[row]
-    return position >= 0 and base >= 0 and base + position < m[SLOTS]
+    """True if a row's position lies in the pages of its sequence."""
+    position = i64_at(m[POSITIONS])[row]
+    return 0 <= position < i64_at(m[LIMITS])[row]
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _attention_kernel(args: int, lo: int, hi: int) -> None:
     """One unit is one head of one row, heads outermost, so that threads share the work of a causal prefill evenly."""
     m = i64_at(args)
-    rows, row_bytes, bases = i64_at(m[COUNT])[0], m[HEAD_DIM] * 4, i64_at(m[BASES])
+    rows, row_bytes, tables = i64_at(m[COUNT])[0], m[HEAD_DIM] * 4, i64_at(m[TABLES])
     scores, values = stack_floats(), stack_floats()
     unit = lo
     while unit < hi:
         head, row = unit // rows, unit % rows
         out = m[Y] + row * m[Y_STRIDE] + head * row_bytes
         q = m[Q] + row * m[Q_STRIDE] + head * row_bytes
-        start = ((head // m[GROUP]) * m[SLOTS] + bases[row]) * row_bytes
+        start = (head // m[GROUP]) * m[SLOTS] * row_bytes
+        sink = m[SINKS] + head * 4 if m[SINKS] != 0 else 0
         together = m[WINDOW] == 0 and row + 4 <= rows and unit + 4 <= hi
         for other in range(row, row + 4 if together else row):
-            together = together and _inside(m, other) and bases[other] == bases[row]
+            together = together and _inside(m, other) and tables[other] == tables[row]
         if together:
-            _four(m, row, q, start, out, scores, values)
+            _four(m, row, q, start, sink, out, scores, values)
             unit += 4
             continue
         if _inside(m, row):
-            _one(m, row, q, start, out, scores, values)
+            _one(m, row, q, start, sink, out, scores, values)
         else:
             y = f32_at(out)
             for d in range(m[HEAD_DIM]):
@@ -201,14 +212,14 @@ def _attention_kernel(args: int, lo: int, hi: int) -> None:
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _append_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: k, k stride, v, v stride, k cache, v cache, positions, bases, kv heads, head_dim, slots."""
+    """Record: k, k stride, v, v stride, k cache, v cache, positions, tables, limits, kv heads, head_dim, slots."""
     m = i64_at(args)
-    heads, head_dim, slots = m[8], m[9], m[10]
+    heads, head_dim, slots = m[9], m[10], m[11]
     for unit in range(lo, hi):
         row, head = unit // heads, unit % heads
-        position, base = i64_at(m[6])[row], i64_at(m[7])[row]
-        if position >= 0 and base >= 0 and base + position < slots:
-            at = (head * slots + base + position) * head_dim * 4
+        position = i64_at(m[6])[row]
+        if 0 <= position < i64_at(m[8])[row]:
+            at = (head * slots + slot_of(i64_at(m[7])[row], position)) * head_dim * 4
             k, v = f32_at(m[0] + row * m[1] + head * head_dim * 4), f32_at(m[2] + row * m[3] + head * head_dim * 4)
             k_slot, v_slot = f32_at(m[4] + at), f32_at(m[5] + at)
             for d in range(head_dim):
@@ -229,22 +240,22 @@ def _check_caches(name: str, k_cache: Rows, v_cache: Rows, *, writable: bool) ->
 
 
 def kv_append(name: str, k: Rows, v: Rows, k_cache: Rows, v_cache: Rows, batch: Batch) -> Op:
-    """Writes the keys and values of the live rows into the cache, at slot base + position of each row.
+    """Writes the keys and values of the live rows into the cache, each at the slot of its position.
 
     Args:
         name: of the op.
         k: float32 [max_rows, kv_heads * head_dim].
         v: the same shape.
-        k_cache: float32 [kv_heads, slots, head_dim], contiguous. A row beyond the slots is not written.
+        k_cache: float32 [kv_heads, slots, head_dim], contiguous. A row beyond its sequence's pages is not written.
         v_cache: the same shape.
-        batch: the live rows, their positions and bases.
+        batch: the live rows, their positions and page tables.
     """
     heads, slots, head_dim = _check_caches(name, k_cache, v_cache, writable=True)
     check_buffer(name, "k", k, (batch.max_rows, heads * head_dim))
     check_buffer(name, "v", v, (batch.max_rows, heads * head_dim))
     args = record([
         address_of(k), k.strides[0], address_of(v), v.strides[0], address_of(k_cache), address_of(v_cache),
-        address_of(batch.positions), address_of(batch.bases), heads, head_dim, slots,
+        address_of(batch.positions), address_of(batch.tables), address_of(batch.limits), heads, head_dim, slots,
     ])  # fmt: skip
     return Op(
         name, "kv_append", _append_kernel.address, args, batch.count,
@@ -262,6 +273,7 @@ def attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: NDArray[np.float32] | None = None,
 ) -> Op:
     """Softmax attention of each live row over its sequence's cache, up to and including its own position.
 
@@ -273,10 +285,12 @@ def attention(
         q: float32 [max_rows, heads * head_dim].
         k_cache: float32 [kv_heads, slots, head_dim], contiguous.
         v_cache: the same shape.
-        y: float32 [max_rows, heads * head_dim]; must not be `q`. A row beyond the slots becomes NaN.
-        batch: the live rows, their positions and bases.
+        y: float32 [max_rows, heads * head_dim]; must not be `q`. A row beyond its sequence's pages becomes NaN.
+        batch: the live rows, their positions and page tables.
         scale: of the scores, usually head_dim ** -0.5.
         window: positions that a row sees, its own included; None for all.
+        sinks: float32 [heads], one more score for each head that takes part in its softmax and has no value (Xiao et
+            al. 2023, arXiv:2309.17453, in the learned form of gpt-oss); None for none.
     """
     kv_heads, slots, head_dim = _check_caches(name, k_cache, v_cache, writable=False)
     check_buffer(name, "q", q, (batch.max_rows, None))
@@ -288,14 +302,16 @@ def attention(
         raise UsageError(f"{name}: a sliding window holds at least one position, not {window}")
     if np.may_share_memory(q, y):
         raise UsageError(f"{name}: q and y overlap")
+    if sinks is not None:
+        check_buffer(name, "sinks", sinks, (heads,))
     factor = np.array([scale], np.float32)
     args = record([
         address_of(q), q.strides[0], address_of(k_cache), address_of(v_cache), address_of(y), y.strides[0],
-        address_of(batch.positions), address_of(batch.bases), address_of(batch.count), heads, heads // kv_heads,
-        head_dim, slots, address_of(factor), window or 0,
+        address_of(batch.positions), address_of(batch.tables), address_of(batch.limits), address_of(batch.count),
+        heads, heads // kv_heads, head_dim, slots, address_of(factor), window or 0, address_of(sinks),
     ])  # fmt: skip
     return Op(
         name, "attention", _attention_kernel.address, args, batch.count,
         units=heads, per_row=True, grain=1, work=2 * head_dim * min(slots, _TYPICAL_CONTEXT),
-        keep=(q, k_cache, v_cache, y, factor, batch),
+        keep=(q, k_cache, v_cache, y, factor, sinks, batch),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The live rows of a step: how many there are, and each one's token, position and place in the KV cache."""
+"""The live rows of a step: how many there are, and each one's token, position and places in the KV cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Batch:
         count: int64 [1], the number of live rows.
         token_ids: int64 [max_rows].
         positions: int64 [max_rows], position of the row within its sequence, from 0.
-        bases: int64 [max_rows], the slot of the KV cache that holds position 0 of the row's sequence.
+        tables: int64 [max_rows], address of the page table of the row's sequence; equal addresses are one sequence.
+        limits: int64 [max_rows], how many positions that table covers; of a row beyond, nothing is kept.
+        states_in: int64 [max_rows], where the recurrent state of the row's sequence is read; 0 where there is none.
+        states_out: int64 [max_rows], where it is written.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -34,7 +37,10 @@ class Batch:
         self.count = np.zeros(1, np.int64)
         self.token_ids = np.zeros(max_rows, np.int64)
         self.positions = np.zeros(max_rows, np.int64)
-        self.bases = np.zeros(max_rows, np.int64)
+        self.tables = np.zeros(max_rows, np.int64)
+        self.limits = np.zeros(max_rows, np.int64)
+        self.states_in = np.zeros(max_rows, np.int64)
+        self.states_out = np.zeros(max_rows, np.int64)
 
     @property
     def rows(self) -> int:
@@ -51,29 +57,47 @@ class Batch:
             raise LimitExceeded(f"{rows} rows in a batch of at most {self.max_rows}")
         self.count[0] = rows
 
-    def set(self, token_ids: Integers, positions: Integers, bases: int | Integers = 0) -> None:
+    def set(
+        self,
+        token_ids: Integers,
+        positions: Integers,
+        *,
+        tables: int | Integers = 0,
+        limits: int | Integers = 0,
+        states_in: int | Integers = 0,
+        states_out: int | Integers = 0,
+    ) -> None:
         """Makes these the live rows.
+
+        The others are one number for all rows, or one per row; without page tables nothing is kept in a cache.
 
         Args:
             token_ids: one per row.
             positions: one per row, within its sequence.
-            bases: first slot of each row's sequence in the KV cache; one number for all rows, or one per row.
+            tables: addresses of the sequences' page tables, which stay there while the rows are live.
+            limits: positions that each table covers.
+            states_in: places of the sequences' recurrent states that are read.
+            states_out: places that are written.
 
         Raises:
-            LimitExceeded: more rows than `max_rows`, or a negative position or base.
+            LimitExceeded: more rows than `max_rows`, or a negative position, limit or place.
             UsageError: the sequences differ in length.
         """
         rows = len(token_ids)
-        if len(positions) != rows or (not isinstance(bases, int) and len(bases) != rows):
-            raise UsageError(f"{rows} token ids need as many positions and bases, not {len(positions)}")
+        places = (
+            (self.positions, positions),
+            (self.tables, tables),
+            (self.limits, limits),
+            (self.states_in, states_in),
+            (self.states_out, states_out),
+        )
+        if any(not isinstance(given, int) and len(given) != rows for _, given in places):
+            raise UsageError(f"{rows} token ids need as many positions and page tables, not {len(positions)}")
         self.set_rows(rows)
         self.token_ids[:rows] = token_ids
-        self.positions[:rows] = positions
-        self.bases[:rows] = bases
-        if rows == 1:
-            lowest = min(int(self.positions[0]), int(self.bases[0]))
-        else:
-            lowest = min(int(self.positions[:rows].min()), int(self.bases[:rows].min())) if rows else 0
-        if lowest < 0:
+        for kept, given in places:
+            kept[:rows] = given
+        lowest = (int(kept[0] if rows == 1 else kept[:rows].min()) for kept, _ in places)
+        if rows and min(lowest) < 0:
             self.set_rows(0)
-            raise LimitExceeded("positions and bases of a batch are never negative")
+            raise LimitExceeded("positions, limits and places of a batch are never negative")

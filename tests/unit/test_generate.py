@@ -142,7 +142,7 @@ def test_cancelling_ends_in_every_phase(generator, model, when):
     finished, _ = run(generator, "one two three " * 12, max_tokens=50, cancelled=cancelled)
     assert finished.reason is FinishReason.CANCELLED
     assert model.source.stats.visits - before <= when * model.config.layers
-    assert len(model.cache._free) == 2
+    assert model.cache.open_places == 2
 
 
 def test_a_conversation_computes_only_what_is_new(generator, model):
@@ -168,7 +168,7 @@ def test_an_abandoned_answer_gives_its_place_back(generator, model):
         answer = generator.generate(generator.tokenizer.encode(PROMPT), GenerationParams())
         next(answer)
         answer.close()
-    assert len(model.cache._free) == 2
+    assert model.cache.open_places == 2
 
 
 def test_figures_add_up(generator, model):

@@ -74,9 +74,32 @@ def test_min_p_is_relative_to_the_likeliest():
 def test_repetition_penalty_lowers_seen_tokens_once():
     values = logits(2.0, 1.9, -1.0)
     sampling = Sampling(repetition_penalty=1.2)
-    assert choose_token(values, 0, sampling, seen=[0]) == 1
-    assert choose_token(values, 0, sampling, seen=[0, 0, 1]) == 0
+    assert choose_token(values, 0, sampling, prompt=[0]) == 1
+    assert choose_token(values, 0, sampling, prompt=[0], generated=[0, 1]) == 0
     assert values.tolist() == logits(2.0, 1.9, -1.0).tolist()
+
+
+def test_presence_and_frequency_count_generated_tokens_only():
+    values = logits(2.0, 1.5, 1.0)
+    presence, frequency = Sampling(presence_penalty=0.8), Sampling(frequency_penalty=0.3)
+    assert choose_token(values, 0, presence, prompt=[0]) == 0
+    assert choose_token(values, 0, presence, generated=[0, 0, 0]) == 1
+    assert choose_token(values, 0, frequency, generated=[0]) == 0
+    assert choose_token(values, 0, frequency, generated=[0, 0]) == 1
+    assert choose_token(values, 0, frequency, generated=[0, 0, 0, 0, 1, 1]) == 2
+    assert choose_token(values, 0, Sampling(presence_penalty=-2.0), generated=[2]) == 2
+
+
+def test_biases_masks_and_forbidden_tokens_decide_before_the_draw():
+    values = logits(2.0, 1.5, 1.0)
+    assert choose_token(values, 0, Sampling(logit_bias=((2, 5.0),))) == 2
+    assert choose_token(values, 0, Sampling(), allowed=np.array([False, True, True])) == 1
+    assert choose_token(values, 0, Sampling(), allowed=np.array([False, True, True]), forbidden=[1]) == 2
+    sampling = Sampling(temperature=5.0, seed=1, logit_bias=((0, -100.0),))
+    found = {choose_token(values, position, sampling, forbidden=[2]) for position in range(50)}
+    assert found == {1}
+    with pytest.raises(TierdError, match="no token may be chosen at position 7"):
+        choose_token(values, 7, Sampling(), allowed=np.zeros(3, bool))
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
@@ -98,6 +121,10 @@ def test_logits_that_are_no_numbers_are_an_error(broken):
         {"seed": -1},
         {"seed": 1 << 64},
         {"repetition_penalty": 0},
+        {"frequency_penalty": 101},
+        {"presence_penalty": float("nan")},
+        {"logit_bias": ((3, 101.0),)},
+        {"logit_bias": ((-1, 1.0),)},
     ],
 )
 def test_values_out_of_range_are_refused_by_name(wrong):
