@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from numba import cfunc
@@ -11,30 +12,38 @@ from numpy.typing import NDArray
 from compute_node.kernels import Op, Segment
 from compute_node.kernels.lanes import f32_at, i32_at, i64_at
 from compute_node.kernels.op import KERNEL, address_of, record
-from compute_node.models.decoder import DecoderProgram
+from compute_node.models.decoder_program import DecoderProgram
 from tierd.errors import UsageError
 
 __all__ = ["force_routes"]
 
+_SPREAD: Final = 1009
+"""How far tokens that follow each other lie apart in the table."""
+
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _force_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: indices, stride, weights, stride, positions, routes, route rows, bytes of a row, k. A unit is a row."""
+    """Record: indices, stride, weights, stride, positions, routes, route rows, bytes of a row, k, tokens, their factor.
+
+    A unit is a row.
+    """
     m = i64_at(args)
     for row in range(lo, hi):
         indices, weights = i32_at(m[0] + row * m[1]), f32_at(m[2] + row * m[3])
-        routes = i32_at(m[5] + (i64_at(m[4])[row] % m[6]) * m[7])
+        place = i64_at(m[4])[row] + i64_at(m[9])[row] * m[10]
+        routes = i32_at(m[5] + (place % m[6]) * m[7])
         for k in range(m[8]):
             indices[k] = routes[k]
             weights[k] = np.float32(1) / np.float32(m[8])
 
 
-def force_routes(program: DecoderProgram, routes: NDArray[np.int32]) -> DecoderProgram:
+def force_routes(program: DecoderProgram, routes: NDArray[np.int32], *, by_token: bool = False) -> DecoderProgram:
     """The program with these routes, each expert with the same weight, whatever its routers say.
 
     Args:
         program: of a model.
         routes: int32 [positions, layers with experts, k], contiguous; a later position begins anew.
+        by_token: the place in the table depends on the row's token as well, so that texts at one position differ.
 
     Raises:
         UsageError: routes for another model.
@@ -52,7 +61,7 @@ def force_routes(program: DecoderProgram, routes: NDArray[np.int32]) -> DecoderP
             address_of(program.route_indices), program.route_indices.strides[0],
             address_of(program.route_weights), program.route_weights.strides[0],
             address_of(program.batch.positions), address_of(table) + number * table.strides[1],
-            len(table), table.strides[0], chosen,
+            len(table), table.strides[0], chosen, address_of(program.batch.token_ids), _SPREAD if by_token else 0,
         ])  # fmt: skip
         op = Op(
             f"{segment.name}: given routes", "forced routes", _force_kernel.address, args, program.batch.count,

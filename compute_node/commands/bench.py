@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from compute_node.commands import bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_speed, bench_trace
+from compute_node.commands import (
+    bench_arena,
+    bench_decode,
+    bench_llama_cpp,
+    bench_prefetch,
+    bench_serve,
+    bench_speed,
+    bench_trace,
+)
 
 __all__ = ["register"]
 
@@ -12,7 +20,9 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = typer.Typer(name="bench", no_args_is_help=True, help="Measure this machine.")
-    for command in (bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_speed, bench_trace):
+    for command in (
+        bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_serve, bench_speed, bench_trace,
+    ):  # fmt: skip
         command.register(group)
     group.callback()(_group)
     app.add_typer(group)

@@ -1,0 +1,138 @@
+"""`compute-node bench serve`: many clients at once on one engine, beside the bare steps of the same model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from compute_node import embedded
+from compute_node.bench.forced_routes import force_routes
+from compute_node.bench.geometries import geometry_named
+from compute_node.bench.random_model import RandomModel
+from compute_node.bench.routes import RECORDED
+from compute_node.bench.serve_speed import CLIENTS, measure_serving
+from compute_node.bench.step_speed import resident
+from compute_node.commands import options
+from compute_node.engine.model import Model, ModelOptions
+from tierd.checkpoint.convert import convert
+from tierd.client.in_process import InProcess
+from tierd.errors import UsageError
+from tierd.store.store import ExpertStore
+
+__all__ = ["register", "serve"]
+
+_PROMPT_ROWS = 32
+_LONGEST_PROMPT = 24
+_ROUTES = 4096
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the command to the group `bench`."""
+    group.command("serve")(serve)
+
+
+def serve(
+    geometry: Annotated[str, typer.Option("--geometry", help="Sizes of the model with random weights.")] = (
+        "olmoe-1b-7b"
+    ),
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of it.")] = 4,
+    clients: Annotated[
+        list[int] | None, typer.Option("--clients", min=1, help="Clients at once; repeat it. Default: 1, 4, 16, 64.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For each number of clients.")] = 8.0,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of an answer.")] = 48,
+    numerics: options.Numerics = None,
+    threads: options.Threads = None,
+    *,
+    embedded_too: Annotated[
+        bool, typer.Option("--embedded/--no-embedded", help="Serve the embedded model, too.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all figures.")] = False,
+) -> None:
+    """Serve 1, 4, 16 and 64 clients at once, all experts in RAM; some of them leave in the middle of an answer.
+
+    Routes of the real geometry are given: those of each token are drawn apart, so that requests share no more experts
+    than chance has them share.
+    """
+    counts = sorted(set(clients or CLIENTS))
+    if counts[-1] > 1024:
+        raise UsageError(f"--clients {counts[-1]} is more than 1024")
+    notes = Console(stderr=True, highlight=False)
+
+    def tell(line: str) -> None:
+        if notes.is_terminal:
+            notes.print(f"  {line} ...", style="dim", markup=False)
+
+    how = ModelOptions(
+        numerics=numerics or "fast",
+        context=_LONGEST_PROMPT + tokens + 1,
+        sequences=counts[-1],
+        rows=counts[-1] + _PROMPT_ROWS,
+        head_rows=counts[-1],
+        threads=threads,
+    )
+    sizes = geometry_named(geometry).cut(layers)
+    found = _random(sizes, how, counts, seconds, tokens, tell) | {"geometry": geometry, "layers": layers}
+    if embedded_too:
+        found["embedded"] = _embedded(how, counts, seconds, tokens, tell)
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    console = Console(highlight=False)
+    _show(console, f"{geometry}, {layers} layers", counts, found)
+    if embedded_too:
+        _show(console, "embedded model", counts, found["embedded"])
+
+
+def _random(
+    config: dict[str, Any], how: ModelOptions, counts: list[int], seconds: float, tokens: int, tell: Any
+) -> dict[str, Any]:
+    random = RandomModel(config)
+    geometry = random.geometry
+    routes = RECORDED.generate(
+        tokens=_ROUTES, layers=len(geometry.layers), experts=geometry.layers[0].experts, top_k=geometry.top_k
+    )
+    source = resident(random, tell)
+    with Model(source, how, adapt=lambda program: force_routes(program, routes, by_token=True)) as model:
+        return measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)
+
+
+def _embedded(how: ModelOptions, counts: list[int], seconds: float, tokens: int, tell: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="tierd-bench-") as folder:
+        convert(embedded.path(), Path(folder) / "store", experts="int4-g64", dense="int8")
+        with Model(InProcess(ExpertStore.open(Path(folder) / "store")), how) as model:
+            return measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)
+
+
+def _show(console: Console, title: str, counts: list[int], found: dict[str, Any]) -> None:
+    table = Table(
+        "clients", "tokens/s", "first token p50 / p99, ms", "per token p50 / p99, ms", "rows a step", title=title
+    )
+    for count in map(str, counts):
+        first, last, each, slow = (
+            1e3 * found[name][count] for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
+        )
+        table.add_row(
+            count,
+            f"{found['tokens_per_second'][count]:.1f}",
+            f"{first:.0f} / {last:.0f}",
+            f"{each:.1f} / {slow:.1f}",
+            f"{found['rows_per_step'][count]:.1f}",
+        )
+    console.print(table)
+    console.print(f"errors {found['errors']}, answers mixed up or changed {found['crossed_answers']}")
+    if "aggregate_ratio_16_to_1" in found:
+        console.print(
+            f"16 clients / 1: {found['aggregate_ratio_16_to_1']:.2f}; of the bare step: "
+            f"{found['one_client_share_of_step']:.2f} for one, {found['sixteen_share_of_step']:.2f} for sixteen"
+        )
+    if found["void"]:
+        share = 100 * found["foreign_cpu_share"]
+        console.print(f"Void: other processes took {share:.0f} % of the cores. Repeat it on a quiet machine.")

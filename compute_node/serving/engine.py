@@ -1,0 +1,376 @@
+"""The engine: one thread that computes step after step, for as many requests at once as there are.
+
+Requests join and leave between steps. What a step computes of whom is decided by the scheduler; a row's result does not
+depend on the rows beside it, so a request's tokens are the same alone and in a crowd. Without requests the thread
+sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute_node.engine.cancel import CancelWord
+from compute_node.engine.kv_cache import Sequence as CachedSequence
+from compute_node.engine.model import Model
+from compute_node.engine.stop import stop_token_ids
+from compute_node.serving.answer import Answer
+from compute_node.serving.pace import Pace
+from compute_node.serving.requests import (
+    EngineStats,
+    Event,
+    FinishReason,
+    QueueFull,
+    Request,
+    Sink,
+    StepReport,
+    Ticket,
+)
+from compute_node.serving.scheduler import Job, Scheduler, Share
+from compute_node.text.tokenizer import Tokenizer
+from tierd.client.source import Phase
+from tierd.errors import DaemonUnavailable, DeadlineExceeded, TierdError
+
+__all__ = ["Engine"]
+
+_RETRY_SECONDS: Final = 0.05
+"""How long the thread waits where requests wait and nothing can run, since somebody else holds the KV cache."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A request that was accepted and is not over."""
+
+    job: Job
+    answer: Answer
+    sink: Sink
+    begun: float
+    deadline: float
+    cached_tokens: int = 0
+    started: float | None = None
+
+
+class _Step(CancelWord):
+    """A step that runs, and the wish to give it up: once nobody wants it any more, or all are past their deadlines."""
+
+    __slots__ = ("_clock", "_deadline", "_places", "entries", "shares", "unwanted")
+
+    def __init__(self, shares: list[Share], entries: list[_Entry], clock: Callable[[], float]) -> None:
+        super().__init__()
+        self.shares = shares
+        self.entries = entries
+        self.unwanted = np.zeros(sum(share.count for share in shares), np.bool_)
+        ends = np.cumsum([share.count for share in shares]).tolist()
+        self._places = {
+            share.job.number: slice(end - share.count, end) for share, end in zip(shares, ends, strict=True)
+        }
+        self._deadline = max(entry.deadline for entry in entries)
+        self._clock = clock
+
+    def __call__(self) -> bool:
+        """Whether to give it up."""
+        return CancelWord.__call__(self) or self._clock() >= self._deadline
+
+    def drop(self, job: Job) -> None:
+        """Nobody wants the job any more."""
+        place = self._places.get(job.number)
+        if place is not None:
+            self.unwanted[place] = True
+            if self.unwanted.all():
+                self.cancel()
+
+
+class Engine:
+    """Generates answers to many requests at once with one model. All of it may be called from any thread.
+
+    Args:
+        model: loaded model with places for `max_running` sequences. The engine is its only user until `close`.
+        tokenizer: turns token ids into text; None: events carry no text, and stop strings are refused.
+        max_running: most requests that are computed at once; at most the rows of a step.
+        max_waiting: most requests that wait beside them.
+        on_step: told of each step, on the engine's thread.
+        clock: seconds that never go back.
+
+    Raises:
+        UsageError: bounds that the model does not allow.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        *,
+        max_running: int = 16,
+        max_waiting: int = 64,
+        on_step: Callable[[StepReport], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._scheduler = Scheduler(model.cache, rows=model.rows, max_running=max_running, max_waiting=max_waiting)
+        self._end_of_text = stop_token_ids(model.source.store, model.config.eos_token_ids)
+        self._on_step = on_step
+        self._clock = clock
+        self._pace = Pace(max_running)
+        self._condition = threading.Condition()
+        self._entries: dict[int, _Entry] = {}
+        self._over: list[_Entry] = []  # cancelled while they waited: only `Done` is left
+        self._step: _Step | None = None
+        self._closing = False
+        self._number = 0
+        self._counts: Counter[str] = Counter()
+        self._finished = Counter(dict.fromkeys((reason.value for reason in FinishReason), 0))
+        self._step_seconds = self._wait_seconds = 0.0
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> Ticket:
+        """Accepts a request; its events go to `sink`, the last one is `Done`.
+
+        Raises:
+            QueueFull: as many requests run and wait as may.
+            UsageError: options outside their limits; LimitExceeded where the prompt can never fit.
+            TierdError: the engine is closed.
+        """
+        answer = Answer(
+            request,
+            self.tokenizer,
+            self._end_of_text,
+            vocab_size=self.model.config.vocab_size,
+            context=self.model.context,
+        )
+        with self._condition:
+            if self._closing:
+                raise TierdError("the engine is closed")
+            if self._scheduler.full:
+                self._counts["refused"] += 1
+                raise QueueFull(
+                    f"{self._scheduler.active} requests run and {self._scheduler.waiting} wait: no more are taken",
+                    retry_after_seconds=self._pace.seconds_until_a_place,
+                    hint="Try again later; or start the node with a larger --max-waiting.",
+                )
+            self._number += 1
+            self._counts["requests"] += 1
+            begun = self._clock()
+            deadline = float("inf") if request.deadline_seconds is None else begun + request.deadline_seconds
+            job = Job(self._number, answer.tokens, reuse=not request.prompt_logprobs)
+            self._entries[job.number] = _Entry(job, answer, sink, begun, deadline)
+            self._scheduler.add(job)
+            self._condition.notify_all()
+        return Ticket(job.number, self._cancel)
+
+    def stats(self) -> EngineStats:
+        """What it does now and has done."""
+        with self._condition:
+            scheduler, counts, pool = self._scheduler, self._counts, self.model.cache.pool
+            return EngineStats(
+                running=scheduler.active,
+                waiting=scheduler.waiting,
+                max_running=scheduler.max_running,
+                max_waiting=scheduler.max_waiting,
+                pages=pool.pages,
+                free_pages=pool.available,
+                cached_pages=pool.kept,
+                requests=counts["requests"],
+                refused=counts["refused"],
+                finished=dict(self._finished),
+                prompt_tokens=counts["prompt_tokens"],
+                reused_tokens=counts["reused_tokens"],
+                completion_tokens=counts["completion_tokens"],
+                steps=counts["steps"],
+                rows=counts["rows"],
+                preempted=scheduler.preempted,
+                step_seconds=self._step_seconds,
+                wait_seconds=self._wait_seconds,
+            )
+
+    def close(self) -> None:
+        """Ends all requests, the running step at its next layer, and the thread; harmless when repeated."""
+        with self._condition:
+            self._closing = True
+            if self._step is not None:
+                self._step.cancel()
+            self._condition.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _cancel(self, number: int) -> None:
+        with self._condition:
+            entry = self._entries.get(number)
+            if entry is None or entry.job.cancelled:
+                return
+            entry.job.cancelled = True
+            if entry.job.sequence is None:
+                self._scheduler.remove(entry.job)
+                self._over.append(entry)
+            elif self._step is not None:
+                self._step.drop(entry.job)
+            self._condition.notify_all()
+
+    def _work(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            # Reached by `close`, and by a defect: whatever happened, each request is answered.
+            with self._condition:
+                self._closing = True
+                left = list(self._entries.values())
+            for entry in left:
+                self._end(entry, FinishReason.CANCELLED)
+
+    def _turn(self) -> bool:
+        """What is over, then a step; False at the end."""
+        with self._condition:
+            while not self._closing and self._scheduler.idle and not self._over:
+                self._condition.wait()
+            if self._closing:
+                return False
+            over = [(entry, FinishReason.CANCELLED) for entry in self._over]
+            self._over.clear()
+            now = self._clock()
+            for job in list(self._scheduler.jobs()):
+                entry = self._entries[job.number]
+                if job.cancelled or now >= entry.deadline:
+                    self._scheduler.remove(job)
+                    over.append((entry, FinishReason.CANCELLED if job.cancelled else FinishReason.DEADLINE))
+            shares = self._scheduler.plan()
+            step = self._begin(shares, now) if shares else None
+            if step is None and not over:
+                self._condition.wait(_RETRY_SECONDS)
+        for entry, reason in over:
+            self._end(entry, reason)
+        if step is not None:
+            self._run(step)
+        return True
+
+    def _begin(self, shares: list[Share], now: float) -> _Step:
+        entries = [self._entries[share.job.number] for share in shares]
+        for entry in entries:
+            if entry.started is None:
+                entry.started = now
+                entry.cached_tokens = entry.job.taken_over
+                self._counts["prompt_tokens"] += entry.answer.prompt_length
+                self._counts["reused_tokens"] += entry.job.taken_over
+        self._step = _Step(shares, entries, self._clock)
+        return self._step
+
+    def _run(self, step: _Step) -> None:
+        model, shares = self.model, step.shares
+        wanted = [
+            entry.answer.wanted(share.start, share.count) for share, entry in zip(shares, step.entries, strict=True)
+        ]
+        starts = np.cumsum([0, *(share.count for share in shares)]).tolist()
+        outcomes, times = dict(model.source.stats.outcomes), (model.times.seconds, model.times.wait_seconds)
+        logits, error = None, None
+        try:
+            logits = model.forward(
+                np.array([token for share in shares for token in share.tokens], np.int64),
+                np.concatenate([np.arange(share.start, share.start + share.count) for share in shares]),
+                [_sequence(share) for share in shares for _ in range(share.count)],
+                phase=Phase.DECODE if all(share.count == 1 for share in shares) else Phase.PREFILL,
+                logits_of=[first + row for first, offsets in zip(starts, wanted, strict=False) for row in offsets],
+                cancelled=step,
+                unwanted=step.unwanted,
+            )
+        except TierdError as failure:
+            error = failure
+        except Exception as failure:  # noqa: BLE001 - a defect ends the requests that met it, not the engine
+            error = TierdError(f"unexpected {type(failure).__name__}: {failure}", hint="This is a defect of the node.")
+        seconds, waited = model.times.seconds - times[0], model.times.wait_seconds - times[1]
+        asked = {name: count - outcomes.get(name, 0) for name, count in model.source.stats.outcomes.items()}
+        for entry in step.entries:
+            entry.answer.note(asked, waited, max(0.0, seconds - waited))
+        with self._condition:
+            self._step = None
+            self._counts["steps"] += 1
+            self._counts["rows"] += starts[-1]
+            self._step_seconds += seconds
+            self._wait_seconds += waited
+            # What was cancelled meanwhile is not what it should be: nobody may take its pages over.
+            live = [place for place, entry in enumerate(step.entries) if not entry.job.cancelled]
+            if logits is not None:
+                self._scheduler.done([shares[place] for place in live])
+        if error is not None:
+            self._fail([step.entries[place] for place in live], error)
+        elif logits is not None:
+            firsts = np.cumsum([0, *map(len, wanted)]).tolist()
+            for place in live:
+                rows = dict(zip(wanted[place], logits[firsts[place] : firsts[place + 1]], strict=True))
+                self._advance(step.entries[place], shares[place], rows)
+        if self._on_step is not None:
+            ends = zip(shares, (entry.answer.prompt_length for entry in step.entries), strict=True)
+            prompts = sum(max(0, min(share.start + share.count, end) - share.start) for share, end in ends)
+            self._on_step(
+                StepReport(
+                    seconds=seconds, wait_seconds=waited, rows=starts[-1], requests=len(shares), prompt_rows=prompts
+                )
+            )
+
+    def _advance(self, entry: _Entry, share: Share, rows: dict[int, NDArray[np.float32]]) -> None:
+        """A request's part of a step succeeded."""
+        complete = share.complete
+        seconds = self._clock() - entry.begun
+        try:
+            events = entry.answer.step(share.start, rows, seconds, complete=complete)
+        except Exception as failure:  # noqa: BLE001 - such as of a constraint
+            known = isinstance(failure, TierdError)
+            error = failure if known else TierdError(f"unexpected {type(failure).__name__}: {failure}")
+            self._end(entry, FinishReason.ERROR, error=error)
+            return
+        reason = entry.answer.reason
+        if reason is not None:
+            self._end(entry, reason, events)
+        elif events:
+            self._send(entry, events)
+
+    def _fail(self, entries: list[_Entry], error: TierdError) -> None:
+        """A step failed. Who is to blame shows when each of its requests is computed alone, unless all would fail."""
+        everybody = isinstance(error, DaemonUnavailable | DeadlineExceeded)
+        if len(entries) == 1 or everybody:
+            for entry in entries:
+                self._end(entry, FinishReason.ERROR, error=error)
+        else:
+            for entry in entries:
+                entry.job.alone = True
+
+    def _end(
+        self, entry: _Entry, reason: FinishReason, events: Sequence[Event] = (), error: TierdError | None = None
+    ) -> None:
+        """The request is over: frees what it holds, then says so."""
+        now, number = self._clock(), entry.job.number
+        started = now if entry.started is None else entry.started
+        done = entry.answer.done(
+            reason,
+            cached_tokens=entry.cached_tokens,
+            seconds=now - entry.begun,
+            queue_seconds=started - entry.begun,
+            error=error,
+        )
+        with self._condition:
+            if any(job is entry.job for job in self._scheduler.jobs()):
+                self._scheduler.remove(entry.job)
+            del self._entries[number]
+            self._finished[reason.value] += 1
+            self._counts["completion_tokens"] += done.usage.completion_tokens
+            if entry.started is not None:
+                self._pace.ended(now - started)
+        self._send(entry, [*events, done])
+
+    def _send(self, entry: _Entry, events: Sequence[Event]) -> None:
+        try:
+            entry.sink(events)
+        except Exception:  # noqa: BLE001 - whoever cannot hear gets no more
+            self._cancel(entry.job.number)
+
+
+def _sequence(share: Share) -> CachedSequence:
+    assert share.job.sequence is not None
+    return share.job.sequence
