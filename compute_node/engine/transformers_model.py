@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compute_node.engine.model import DEFAULT_CONTEXT, StepTimes
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
+from tierd.integrations.transformers.caching import cache_of, with_cache
 from tierd.integrations.transformers.experts import StepCancelled
 from tierd.integrations.transformers.loading import load_from, resolve_dtype
 from tierd.sizes import parse_bytes
@@ -318,9 +319,7 @@ class TransformersModel:
         """Logits of those places of `tokens`, which continue the sequence; afterwards its cache covers them, too."""
         sequence.cut(len(sequence.tokens))
         fresh = sequence.tokens[sequence.computed :] + tokens
-        options: dict[str, Any] = {"use_cache": True}
-        if sequence.past is not None:
-            options["past_key_values"] = sequence.past
+        options = with_cache(self.model, sequence.past)
         if self._cuts_logits and places in ([], [len(tokens) - 1]):
             options["logits_to_keep"] = 1
         self._runtime.cancelled = cancelled
@@ -331,8 +330,7 @@ class TransformersModel:
         except BaseException:
             sequence.forget()
             raise
-        past = getattr(answer, "past_key_values", None)
-        sequence.past = past if past is not None else getattr(answer, "cache", None)
+        sequence.past = cache_of(answer)
         sequence.computed = 0 if sequence.past is None else len(sequence.tokens) + len(tokens)
         missing = len(fresh) - answer.logits.shape[1]
         rows = [len(fresh) - len(tokens) + place - missing for place in places]

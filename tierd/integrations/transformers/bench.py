@@ -22,6 +22,7 @@ from tierd.checkpoint.convert import Conversion
 from tierd.drivebench.noise import TOO_MUCH, OtherWork
 from tierd.integrations.transformers.architecture import config_of, model_class, quiet
 from tierd.integrations.transformers.bench_model import OLMOE_1B_7B, force_routes, make_checkpoint
+from tierd.integrations.transformers.caching import cache_of, with_cache
 from tierd.integrations.transformers.loading import load
 from tierd.policy.drawn_routes import RECORDED
 from tierd.store.manifest import MANIFEST_FILE
@@ -107,7 +108,7 @@ class _Side:
         self._before = before
         with torch.inference_mode():
             answer = model(input_ids=torch.arange(1, _PROMPT + 1)[None], use_cache=True)
-        self._past = answer.past_key_values
+        self._past = cache_of(answer)
         self._token = torch.tensor([[1]])
 
     def run(self, tokens: int) -> float:
@@ -117,7 +118,7 @@ class _Side:
             self._before()
             begun = time.perf_counter()
             with torch.inference_mode():
-                answer = self.model(input_ids=self._token, past_key_values=self._past, use_cache=True)
+                answer = self.model(input_ids=self._token, **with_cache(self.model, self._past))
                 self._token = answer.logits[:, -1:].argmax(-1)
             seconds += time.perf_counter() - begun
         return tokens / seconds
