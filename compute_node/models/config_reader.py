@@ -25,6 +25,7 @@ _NEUTRAL: Final = frozenset(
         "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
+        "quantization_config",
         "return_dict",
         "router_aux_loss_coef",
         "router_jitter_noise",

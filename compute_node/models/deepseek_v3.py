@@ -177,5 +177,5 @@ def _score_scale(head_dim: int, rope: RopeSettings) -> float:
 
 def drafting_layers(read: ConfigReader, layers: int) -> tuple[str, ...]:
     """Where the weights of multi-token prediction are: in layers behind the last one."""
-    count = read.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, minimum=0)
+    count = read.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0)
     return tuple(f"model.layers.{layer}." for layer in range(layers, layers + count))

@@ -41,7 +41,7 @@ def read_indexer(
         interleaved: layout of the family's rotary pairs in the indexer.
         shared_layers: layers without an indexer of their own.
     """
-    kinds = read.choices("layer_types", ("deepseek_sparse_attention",))
+    kinds = read.choices("layer_types", ("indexed_attention", "deepseek_sparse_attention"))
     if kinds is not None and len(kinds) != layers:
         raise read.refuse("layer_types", f"one entry for each of {layers} layers is expected")
     if read.boolean("indexer_rope_interleave", default=interleaved) is not interleaved:

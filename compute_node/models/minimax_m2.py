@@ -43,7 +43,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     if kinds not in (None, [1] * layers):
         raise read.refuse("attn_type_list", "every layer has softmax attention")
     rotary = read.optional_integer("rotary_dim")
-    rope = read_rope(read, theta=5000000.0, head_dim=head_dim, share=rotary / head_dim if rotary else 0.5)
+    rope = read_rope(read, theta=5000000.0, head_dim=head_dim, share=rotary / head_dim if rotary else 1.0)
     if rotary is not None and rotary != rope.rotary_dim:
         raise read.refuse("rotary_dim", f"it contradicts the {rope.rotary_dim} elements of partial_rotary_factor")
     read.silu()

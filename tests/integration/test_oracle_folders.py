@@ -13,6 +13,7 @@ from tierd.checkpoint.config import text_settings
 NAMES = (
     "olmoe", "olmoe_clip", "mixtral", "mixtral_sliding", "mixtral_f16", "qwen3_moe", "qwen3_moe_tied",
     "qwen3_moe_bf16", "qwen3_moe_shards", "gpt_oss", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_vl",
+    "deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "kimi_k2", "minimax_m2",
 )  # fmt: skip
 
 

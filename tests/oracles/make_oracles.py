@@ -65,7 +65,8 @@ COMMON = {
 class Oracle:
     """One folder: the model class, its configuration, how the weights are stored, and in how many shards.
 
-    `config` names the configuration's class where it is not the family's; `vision` makes a composite of it.
+    `config` names the configuration's class where it is not the family's; `vision` makes a composite of it;
+    `model_type` is what the release calls itself, where transformers knows it under another family's name.
     """
 
     family: str
@@ -74,6 +75,7 @@ class Oracle:
     shards: int = 1
     config: str = ""
     vision: dict[str, Any] | None = None
+    model_type: str = ""
 
     def build(self) -> torch.nn.Module:
         """The model with its configuration, before it has weights."""
@@ -245,6 +247,9 @@ def make(name: str, oracle: Oracle, out: Path, seed: int) -> None:
     drift = float(np.abs(forward(again, ids).logits - run.logits).max())
     if drift > 1e-5:
         sys.exit(f"{name}: the checkpoint read back from {folder} gives other logits (by {drift:.1e})")
+    if oracle.model_type:
+        written = json.loads((folder / "config.json").read_text()) | {"model_type": oracle.model_type}
+        (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
     kilobytes = sum(file.stat().st_size for file in folder.iterdir()) / 1000
     print(f"{name:17} draw {draw}, {kilobytes:4.0f} kB, logits std {run.logits.std():.2f}, {margins}")
 

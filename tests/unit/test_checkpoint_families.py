@@ -171,7 +171,6 @@ def test_glm_output_projections_have_no_bias(tmp_path):
 
 def test_drafting_layers_are_stored_under_their_names_and_not_as_experts(tmp_path):
     make_checkpoint(tmp_path / "m", LATENT)
-    (tmp_path / "m" / "config.json").write_text(json.dumps(LATENT | {"num_nextn_predict_layers": 1}))
     names = ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.up_proj.weight")
     header = encode_header([(name, "F32", (2, 3)) for name in names], alignment=8)
     (tmp_path / "m" / "model-extra.safetensors").write_bytes(
@@ -183,7 +182,7 @@ def test_drafting_layers_are_stored_under_their_names_and_not_as_experts(tmp_pat
     plan = plan_conversion(Checkpoint.open(tmp_path / "m"), experts="int8", dense="int8", shard_bytes=1 << 30)
     stored = {item.name: item.stored for shard in plan.dense for item in shard.items}
     assert [stored[name] for name in names] == ["f32", "f32"]
-    (tmp_path / "m" / "config.json").write_text(json.dumps(LATENT))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(LATENT | {"num_nextn_predict_layers": 0}))
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.3"):
         resolved(tmp_path / "m")
 

@@ -66,7 +66,6 @@ def test_old_and_new_rope_settings_mean_the_same():
         ({"rope_parameters": {"rope_theta": 1e6, "beta_fast": 32}}, "beta_fast"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"logit_softcap": 30.0}, "logit_softcap"),
         ({"num_experts": 0}, "num_experts"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
@@ -207,8 +206,9 @@ def test_families_with_latents_keep_one_row_per_token_and_indexers_one_more():
 
 
 def test_drafting_layers_are_known_but_not_run():
-    assert deepseek(num_nextn_predict_layers=1).kept == ("model.layers.4.",)
-    assert deepseek().kept == ()
+    assert deepseek().kept == deepseek(num_nextn_predict_layers=1).kept == ("model.layers.4.",)
+    assert deepseek(num_nextn_predict_layers=2).kept == ("model.layers.4.", "model.layers.5.")
+    assert deepseek(num_mtp_layers=0).kept == ()
 
 
 def test_kimi_has_its_own_name_and_may_be_inside_a_composite():

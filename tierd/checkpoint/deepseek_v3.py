@@ -107,7 +107,7 @@ def latent_dense(config: Config, shape: ModelShape, *, indexed: Collection[int] 
 
 def drafting_layers(config: Config) -> tuple[str, ...]:
     """Beginnings of the names of multi-token prediction: layers behind the last one."""
-    count = config.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, low=0, high=64)
+    count = config.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, low=0, high=64)
     layers = config.integer("num_hidden_layers")
     return tuple(f"model.layers.{layer}." for layer in range(layers, layers + count))
 
