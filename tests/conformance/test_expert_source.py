@@ -23,7 +23,7 @@ def daemon(serve_module, pattern_store):
 
 @pytest.fixture(params=["in process", "arena", "messages", "bytes", "bytes of a few", "worker"])
 def source(request, daemon, pattern_store, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("tierd.client.far.cache_directory", lambda: tmp_path)
     slot = pattern_store.geometry.slot_bytes
     with_worker = worker_here(pattern_store.path) if request.param == "worker" else None
     if request.param == "in process":

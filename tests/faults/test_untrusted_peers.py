@@ -32,6 +32,8 @@ from tierd.client.source import Phase
 from tierd.errors import AccessDenied, DaemonUnavailable, UsageError
 from tierd.listening import Protection
 from tierd.rpc import CHANNEL_OPTIONS, PROTOCOL, read_safely
+from tierd.service.servers import Servers
+from tierd.settings import ServeSettings
 
 TOKEN = "the-token-of-those-who-pay"
 
@@ -289,23 +291,34 @@ def test_certificates_and_tokens_are_renewed_without_a_restart(serve, pattern_st
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("listen", "options", "words"),
     [
-        ([], ["--tls-cert", "--token-file", "--insecure"]),
-        (["--tls-cert", "{certificate}", "--tls-key", "{key}"], ["--token-file"]),
-        (["--token-file", "{token}"], ["--tls-cert"]),
-        (["--tls-cert", "{certificate}", "--token-file", "{token}"], ["--tls-key"]),
-        (["--tls-cert", "{certificate}", "--tls-key", "{token}", "--token-file", "{token}"], ["--tls-key"]),
+        ("0.0.0.0:0", {}, ["--tls-cert", "--token-file", "--insecure"]),
+        ("0.0.0.0:0", {"tls_cert": "certificate", "tls_key": "key"}, ["--token-file"]),
+        ("[::]:0", {"token_file": "token"}, ["--tls-cert"]),
+        ("example.org:0", {"tls_cert": "certificate", "token_file": "token"}, ["--tls-key"]),
+        ("127.0.0.1:0", {"tls_cert": "certificate", "tls_key": "token"}, ["--tls-key", "PEM"]),
+        ("127.0.0.1:0", {"tls_cert": "certificate", "tls_key": "other"}, ["cannot be used together"]),
+        ("127.0.0.1:0", {"token_file": "nothing"}, ["--token-file", "cannot be read"]),
+        ("unix:/tmp/x.sock", {"token_file": "token"}, ["HOST:PORT"]),
+        ("127.0.0.1:0", {"local": "127.0.0.1:0"}, ["--local", "unix:PATH"]),
     ],
-    ids=["nothing", "no token", "no certificate", "no key", "no PEM"],
+    ids=lambda value: None if isinstance(value, list) else str(value),
 )
-def test_an_address_that_others_reach_is_refused_without_protection(pattern_store, tls, secrets, options, words):
-    facts = {"certificate": tls.certificate, "key": tls.key, "token": secrets[0]}
-    given = [option.format(**facts) for option in options]
-    refused = command("tierd", "serve", pattern_store.path, "--listen", "0.0.0.0:0", "--http", "off", *given)
-    assert refused.returncode == 2
+def test_an_address_that_others_reach_is_refused_without_protection(tls, secrets, tmp_path, listen, options, words):
+    facts = {"certificate": tls.certificate, "key": tls.key, "token": secrets[0], "nothing": tmp_path / "nothing"}
+    facts["other"] = tls.issue("another")[1]
+    given = {name: facts.get(value, value) for name, value in options.items()}
+    with pytest.raises(UsageError) as refused:
+        Servers(tmp_path, ServeSettings(listen=listen, **given))
     for word in words:
-        assert word in refused.stderr
+        assert word in str(refused.value)
+
+
+def test_a_refused_address_ends_the_command_with_advice(pattern_store):
+    refused = command("tierd", "serve", pattern_store.path, "--listen", "0.0.0.0:0", "--http", "off")
+    assert refused.returncode == 2
+    assert "--insecure" in refused.stderr
 
 
 def test_insecure_said_aloud_listens_and_reflection_answers_where_it_is_wanted(serve, pattern_store, folder):

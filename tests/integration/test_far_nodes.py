@@ -26,7 +26,7 @@ HIDDEN = 'mount -t tmpfs none "$1" && test -z "$(ls -A "$1")" && shift && exec "
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tierd.client.far.cache_directory", lambda: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_by_bytes_and_by_worker_a_far_node_says_what_a_near_one_says(daemon, emb
                 stats = generator.model.source.stats
                 assert stats.requested == sum(stats.outcomes.values()) == generator.model.experts_chosen
         assert stats.tiers == {"worker": stats.requested}
-        assert all(worker.computed > 100 for worker in workers)
+        assert all(worker.computed > 20 for worker in workers)
         assert not any(worker.failed for worker in workers)
     assert said["bytes"] == said["worker"] == said["arena"]
     if numerics == "exact":
@@ -73,13 +73,11 @@ def test_a_far_node_in_a_mount_namespace_without_the_store_generates(daemon, emb
     tried = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no mount namespace can be made here: {tried.stderr.strip()}")
+    node = [*words, sys.executable, "-m", "compute_node", "generate", daemon.name, "-p", PROMPT]
+    options = ["--experts", "bytes", "--store-cache", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
     done = subprocess.run(
-        [
-            *words, sys.executable, "-m", "compute_node", "generate", daemon.name, "-p", PROMPT, "--experts", "bytes",
-            "--max-tokens", "12", "--ignore-eos", "--json",
-        ],
-        capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [*node, *options], capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["token_ids"] == reference["token_ids"][:12]
@@ -121,7 +119,7 @@ def test_what_was_fetched_is_kept_and_checked(daemon, tmp_path):
     tensors = [first.store.read_dense(name).data.copy() for name in names]
     files = [first.store.read_file(name) for name in texts]
     first.close()
-    folder = tmp_path / "cache" / "tierd" / "stores" / first.store.fingerprint
+    folder = tmp_path / "cache" / "stores" / first.store.fingerprint
     kept = sorted(folder.iterdir())
     assert len(kept) >= len(names) + len(texts) + 1
     assert not [path for path in kept if path.name.startswith("fetching")]
