@@ -49,6 +49,8 @@ def build_app() -> typer.Typer:
         evaluate,
         fit_predictor,
         generate,
+        metrics,
+        serve,
         worker,
     )
 
@@ -60,7 +62,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (generate, chat, check_oracle, evaluate, fit_predictor, worker, bench):
+    for command in (generate, chat, serve, metrics, check_oracle, evaluate, fit_predictor, worker, bench):
         command.register(app)
     return app
 

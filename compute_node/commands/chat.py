@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from compute_node.commands import options
+from compute_node.commands import far_options, options
+from compute_node.commands.conversation import Conversation
 from compute_node.commands.interruption import interruptible
+from compute_node.commands.line_reader import LineReader
 from compute_node.commands.opening import Opened, open_store
-from compute_node.commands.report import AnswerReport, snapshot
-from compute_node.engine.generate import Finished, GenerationParams
+from compute_node.commands.session_file import SessionFile
 from compute_node.text.chat_template import ChatTemplate
 from compute_node.text.tokenizer import Tokenizer
 from tierd.errors import UsageError
 
-__all__ = ["Conversation", "chat", "register"]
+__all__ = ["chat", "register"]
 
 _HELP = """\
   /reset   forget the conversation
   /stats   figures since the start
   /help    this text
   /quit    leave (or Ctrl-D)
+  Three double quotes begin and end a message of several lines; pasted lines are one message anyway.
   Ctrl-C stops an answer."""
 
 
@@ -37,6 +39,12 @@ def chat(
     store: options.Store,
     *,
     system: Annotated[str | None, typer.Option("--system", help="System message of the conversation.")] = None,
+    session: Annotated[
+        Path | None,
+        typer.Option(
+            "--session", metavar="FILE", help="Keep the conversation here, and go on with it where it is there already."
+        ),
+    ] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -56,6 +64,16 @@ def chat(
     patience: options.Patience = None,
     messages: options.Messages = None,
     prefetch: options.Prefetch = None,
+    profile: options.Profile = None,
+    experts: far_options.Experts = None,
+    worker: far_options.Workers = None,
+    worker_seconds: far_options.WorkerSeconds = None,
+    store_cache: far_options.StoreCacheSize = None,
+    tls_ca: far_options.TlsCa = None,
+    tls_client_cert: far_options.TlsClientCert = None,
+    tls_client_key: far_options.TlsClientKey = None,
+    token_file: far_options.TokenFile = None,
+    plaintext: far_options.Plaintext = None,
     config: options.Config = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows the commands."""
@@ -80,22 +98,45 @@ def chat(
         patience=patience,
         messages=messages,
         prefetch=prefetch,
+        profile=profile,
+        experts=experts,
+        worker=tuple(worker) if worker else None,
+        worker_seconds=worker_seconds,
+        store_cache=store_cache,
+        tls_ca=tls_ca,
+        tls_client_cert=tls_client_cert,
+        tls_client_key=tls_client_key,
+        token_file=token_file,
+        plaintext=plaintext,
     )
     params = options.generation_params(settings, stop=[], ignore_eos=False)
     console = Console(stderr=True, highlight=False)
     with open_store(store, settings, name="chat", console=console) as opened:
         tokenizer, template = _text_parts(opened)
-        conversation = Conversation(opened, tokenizer, template, params, system=system)
+        kept = None if session is None else SessionFile(session, opened.source.store.fingerprint)
+        conversation = Conversation(opened, tokenizer, template, params, system=system, session=kept)
         _show(console, f"{opened.headline()} · /help")
-        while True:
-            try:
-                line = _read_line()
-            except KeyboardInterrupt:
-                _show(console, "(/quit or Ctrl-D leaves)")
-                continue
-            if line is None or line == "/quit":
-                return
-            _turn(conversation, line, console)
+        if conversation.resumed:
+            _show(console, conversation.resumed)
+        try:
+            _talk(conversation, console)
+        finally:
+            if problem := conversation.keep_warm():
+                _show(console, problem)
+
+
+def _talk(conversation: Conversation, console: Console) -> None:
+    """Turn by turn until the end of input or /quit."""
+    reader = LineReader()
+    while True:
+        try:
+            message = reader.message()
+        except KeyboardInterrupt:
+            _show(console, "(/quit or Ctrl-D leaves)")
+            continue
+        if message is None or message == "/quit":
+            return
+        _turn(conversation, message, console)
 
 
 def _text_parts(opened: Opened) -> tuple[Tokenizer, ChatTemplate]:
@@ -110,20 +151,6 @@ def _text_parts(opened: Opened) -> tuple[Tokenizer, ChatTemplate]:
     return opened.tokenizer, template
 
 
-def _read_line() -> str | None:
-    """The next line, or None at the end of input."""
-    if sys.stdin.isatty():
-        try:
-            return input("> ").strip()
-        except EOFError:
-            return None
-    line = sys.stdin.buffer.readline()
-    try:
-        return line.decode("utf-8").strip() if line else None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not UTF-8: byte {error.start} of a line") from None
-
-
 def _turn(conversation: Conversation, line: str, console: Console) -> None:
     if line == "/help":
         _show(console, _HELP)
@@ -133,7 +160,7 @@ def _turn(conversation: Conversation, line: str, console: Console) -> None:
     elif line == "/stats":
         for text in conversation.totals():
             _show(console, text)
-    elif line.startswith("/"):
+    elif line.startswith("/") and "\n" not in line:
         _show(console, f"{line.split(maxsplit=1)[0]} is not a command; /help shows them")
     elif line:
         try:
@@ -155,75 +182,3 @@ def _write(text: str) -> None:
 
 def _show(console: Console, text: str) -> None:
     console.print(f"  {text}" if not text.startswith("  ") else text, style="dim", markup=False, soft_wrap=True)
-
-
-class Conversation:
-    """Messages so far and their place in the KV cache.
-
-    Args:
-        opened: model and source.
-        tokenizer: of the store.
-        template: renders the messages.
-        params: of every answer.
-        system: a first message, or None.
-    """
-
-    def __init__(
-        self,
-        opened: Opened,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        params: GenerationParams,
-        *,
-        system: str | None,
-    ) -> None:
-        self._opened = opened
-        self._tokenizer = tokenizer
-        self._template = template
-        self._params = params
-        self._first = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, str]] = list(self._first)
-        self._sequence = opened.model.cache.take()
-        self._answers = 0
-
-    def reset(self) -> None:
-        """Forget all messages but the system's."""
-        self.messages = list(self._first)
-        self._opened.model.cache.keep_prefix(self._sequence, [])
-
-    def answer(self, message: str, cancelled: Callable[[], bool], write: Callable[[str], None]) -> AnswerReport:
-        """Answers a message, writing text as it comes.
-
-        What the messages so far have in common with the KV cache is not computed again.
-
-        Raises:
-            UsageError: the template refuses the messages, or they do not fit the context; the message is forgotten.
-        """
-        asked = [*self.messages, {"role": "user", "content": message}]
-        prompt = self._tokenizer.encode(self._template.render(asked), special_tokens=False)
-        before = snapshot(self._opened.source.stats)
-        pieces: list[str] = []
-        finished: Finished | None = None
-        for event in self._opened.generator.generate(
-            prompt, self._params, sequence=self._sequence, cancelled=cancelled
-        ):
-            pieces.append(event.text)
-            write(event.text)
-            if isinstance(event, Finished):
-                finished = event
-        assert finished is not None
-        text = "".join(pieces)
-        self.messages = [*asked, {"role": "assistant", "content": text}]
-        self._answers += 1
-        return AnswerReport(self._opened, before, finished, text, seed=self._params.sampling.seed)
-
-    def totals(self) -> list[str]:
-        """Figures since the start, for people."""
-        stats, times = self._opened.source.stats, self._opened.model.times
-        outcomes = "   ".join(f"{count:,} {name}" for name, count in stats.outcomes.items())
-        used, context = len(self._sequence.tokens), self._opened.model.context
-        return [
-            f"answers   {self._answers} · {used} of {context} tokens of context",
-            f"experts   {self._opened.model.experts_chosen:,} asked   {outcomes}   {stats.repeated:,} fetched again",
-            f"waited    {times.wait_seconds:.2f} s for experts, {times.compute_seconds:.2f} s computing",
-        ]

@@ -10,7 +10,7 @@ import tokenizers
 
 from compute_node.text.stream_decoder import StreamDecoder, token_bytes
 from tierd.client.source import StoreView
-from tierd.errors import UnsupportedModel
+from tierd.errors import UnsupportedModel, UsageError
 
 __all__ = ["Tokenizer"]
 
@@ -60,8 +60,14 @@ class Tokenizer:
             text: any Unicode text.
             special_tokens: add what the tokenizer puts around a text, such as a token for its beginning. A rendered
                 chat template has them already.
+
+        Raises:
+            UsageError: the text holds a lone surrogate, which is no character.
         """
-        return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        except TypeError:
+            raise UsageError("the text holds a lone surrogate (U+D800 to U+DFFF), which is no character") from None
 
     def decode(self, token_ids: list[int], *, skip_special: bool = True) -> str:
         """Text of token ids; invalid bytes become U+FFFD."""

@@ -72,17 +72,15 @@ class ForcedCall:
         return pieces
 
     def _begin(self, pieces: list[Piece]) -> None:
-        if self._only is not None:
-            self._held = self._held.lstrip()
-            name = self._only
-        else:
+        """The name of the tool, once its arguments have begun."""
+        name, rest = self._only or "", self._held.lstrip()
+        if self._only is None:
             head = _HEAD.match(self._held)
             if head is None:
                 return
-            name = json.loads(head[1])
-            self._held = self._held[head.end() :]
-        if self._held or self._only is None:
-            self._begun = True
+            name, rest = json.loads(head[1]), self._held[head.end() :].lstrip()
+        if rest:
+            self._held, self._begun = rest, True
             pieces.append(ToolCall(name, ""))
 
     def _ready(self) -> str:

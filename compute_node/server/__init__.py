@@ -1,0 +1,1 @@
+"""The node's HTTP side: the APIs that clients of OpenAI and Anthropic speak, metrics, and a page to chat on."""
