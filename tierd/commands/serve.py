@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import stat
 import sys
@@ -208,6 +209,9 @@ async def _serve(store: ExpertStore, settings: ServeSettings, *, stop_at_eof: bo
     daemon = Daemon(store, settings)
     try:
         running = await daemon.startup()
+        # What is there now stays: looking through all of it again and again would hold the loop up for milliseconds.
+        gc.collect()
+        gc.freeze()
         if stop_at_eof:
             _at_end_of_input(daemon.stop)
         print(_greeting(store, running), flush=True)
