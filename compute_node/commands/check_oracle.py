@@ -40,7 +40,7 @@ def check_oracle(
     settings = options.load_settings(None, threads=threads, in_process=in_process, arena=arena)
     with tempfile.TemporaryDirectory(prefix="check-oracle-") as scratch:
         store = Path(scratch) / "store"
-        convert(folder, store, experts="f32", dense="f32")
+        convert(folder, store)
         with open_store(str(store), settings, name="check-oracle") as opened:
             content = _describe(opened, reference, compare(opened.model, reference))
     if as_json:

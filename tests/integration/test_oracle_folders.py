@@ -15,6 +15,7 @@ NAMES = (
     "qwen3_moe_bf16", "qwen3_moe_shards", "gpt_oss", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_vl",
     "deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "kimi_k2", "minimax_m2",
 )  # fmt: skip
+CODED = ("deepseek_v3_fp8", "deepseek_v3_fp8_ue8m0", "gpt_oss_mxfp4", "kimi_k2_int4")
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def oracles(request):
     return request.config.rootpath / "tests" / "oracles"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + CODED)
 def test_a_folder_is_small_and_its_arrays_agree_with_its_configuration(oracles, name):
     folder = oracles / name
     assert sum(file.stat().st_size for file in folder.iterdir()) < 320_000
@@ -75,3 +76,17 @@ def test_an_unknown_name_is_refused(oracles, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "no oracle is called 'gpt2'" in done.stderr
+
+
+@pytest.mark.oracle
+def test_the_script_makes_the_folders_in_codes_again(oracles, tmp_path):
+    command = [sys.executable, str(oracles / "make_coded_oracles.py"), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(CODED)
+    for folder in tmp_path.iterdir():
+        ours = oracles / folder.name
+        assert (folder / "model.safetensors").read_bytes() == (ours / "model.safetensors").read_bytes()
+        with np.load(ours / "ref.npz") as kept, np.load(folder / "ref.npz") as again:
+            for key in kept:
+                np.testing.assert_allclose(again[key], kept[key], atol=1e-5)

@@ -10,7 +10,8 @@ codings:
     mxfp4   stacked experts as `_blocks` and `_scales`, rows of gate and up taking turns (gpt-oss)
     int4    experts as `weight_packed`, `weight_scale` (BF16, per 32 columns) and `weight_shape` (Kimi K2)
 
-Embeddings, heads, norms, routers and biases stay as they are. No code of the project is used: the two must agree.
+Everything else is rounded to BF16, the correction of routers stays as it is. No code of the project is used: the two
+must agree.
 """
 
 from __future__ import annotations
@@ -156,6 +157,9 @@ def quantise(weights: dict[str, np.ndarray], coding: str, scales: str) -> tuple[
         elif coding == "mxfp4" and STACKED.search(name):
             made, value = quantise_fp4(np.swapaxes(array, 1, 2))  # saved as [experts, inputs, outputs]
             value = np.ascontiguousarray(np.swapaxes(value, 1, 2))
+        if made is None and not name.endswith("correction_bias"):
+            made = {"": ("BF16", bf16(array))}
+            value = (made[""][1].astype(np.uint32) << 16).view(np.float32)
         codes |= {name: ("F32", array)} if made is None else {f"{name}{end}": made[end] for end in made}
         values[name] = ("F32", value)
     return codes, values
