@@ -64,7 +64,7 @@ def test_an_answer_that_is_anothers_is_counted(monkeypatch):
         return steps
 
     monkeypatch.setattr(serve_speed, "run_bare_steps", mixed)
-    options = ModelOptions(context=64, sequences=2, rows=8, threads=1)
+    options = ModelOptions(context=64, sequences=2, rows=32, threads=1)
     with Model(InProcess(RandomModel(TINY)), options) as model:
         found = measure_serving(model, clients=[2], seconds=0.2, tokens=4, tell=lambda _: None)
     assert found["crossed_answers"] > 2

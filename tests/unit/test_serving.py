@@ -108,7 +108,7 @@ def prompts(tokenizer):
     tokens, choose = tokenizer.encode(TEXT), random.Random(5)
     found = []
     for number in range(50):
-        length = choose.choice([3, 20, 40, 60, 61, 62, 63, 64, 65, 66])
+        length = choose.choice([2, 3, 5, 8, 9, 12, 16, 20, 62, 63, 64, 66])
         prompt = tokens[:length] if number % 3 else tokens[number : number + length]
         sampling = choose.choice([
             Sampling(),
@@ -117,7 +117,7 @@ def prompts(tokenizer):
             Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
             Sampling(temperature=0.7, frequency_penalty=0.7, logit_bias=((300, 4.0), (301, -5.0)), seed=number),
         ])  # fmt: skip
-        params = GenerationParams(max_tokens=choose.randint(2, 6), sampling=sampling, ignore_eos=True)
+        params = GenerationParams(max_tokens=choose.randint(2, 4), sampling=sampling, ignore_eos=True)
         found.append(Request(prompt=tuple(prompt), params=params))
     return found
 
@@ -130,15 +130,13 @@ def crowd(model, tokenizer):
     return requests, [list(tokens) for tokens in alone]
 
 
-def check_crowd(engine, crowd, *, times=1):
-    requests, alone = crowd
-    for _ in range(times):
-        heard = Heard()
-        for number, request in enumerate(requests):
-            engine.submit(request, heard.sink(number))
-        heard.wait(len(requests))
-        assert [heard.tokens(number) for number in range(len(requests))] == alone
-        assert {heard.last(number).reason for number in range(len(requests))} == {FinishReason.LENGTH}
+def check_crowd(engine, crowd):
+    (requests, alone), heard = crowd, Heard()
+    for number, request in enumerate(requests):
+        engine.submit(request, heard.sink(number))
+    heard.wait(len(requests))
+    assert [heard.tokens(number) for number in range(len(requests))] == alone
+    assert {heard.last(number).reason for number in range(len(requests))} == {FinishReason.LENGTH}
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.pages)
     return stats
@@ -146,11 +144,13 @@ def check_crowd(engine, crowd, *, times=1):
 
 def test_tokens_are_the_same_alone_in_a_crowd_and_with_prefixes_taken_over(model, tokenizer, crowd):
     engine = Engine(model, tokenizer, max_running=16, max_waiting=50)
-    first = check_crowd(engine, crowd)
-    assert first.rows < sum(len(request.prompt) + request.params.max_tokens for request in crowd[0])
-    assert first.rows / first.steps > 4
-    second = check_crowd(engine, crowd)
-    assert second.reused_tokens - first.reused_tokens > first.reused_tokens >= PAGE
+    # What the generator has left in the cache is taken over, too.
+    stats = check_crowd(engine, crowd)
+    assert stats.reused_tokens >= 2 * PAGE
+    assert stats.rows == sum(len(request.prompt) - 1 + request.params.max_tokens for request in crowd[0]) - (
+        stats.reused_tokens
+    )
+    assert stats.rows / stats.steps > 16
     engine.close()
 
 
@@ -320,6 +320,6 @@ def test_an_idle_engine_uses_no_processor(model, tokenizer):
         time.sleep(0.001)
     before = time.clock_gettime(clock)
     time.sleep(0.2)
-    assert time.clock_gettime(clock) == before
+    assert time.clock_gettime(clock) - before < 1e-3
     engine.close()
     assert not engine._thread.is_alive()
