@@ -47,6 +47,7 @@ def build_app() -> typer.Typer:
         chat,
         check_oracle,
         evaluate,
+        families,
         fit_predictor,
         generate,
         metrics,
@@ -62,7 +63,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (generate, chat, serve, metrics, check_oracle, evaluate, fit_predictor, worker, bench):
+    for command in (generate, chat, serve, metrics, check_oracle, families, evaluate, fit_predictor, worker, bench):
         command.register(app)
     return app
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.families import FOLDERS, measure, table
 
 from compute_node import embedded
+from compute_node.commands.families import known_families
 from compute_node.engine.generate import GenerationParams, Generator
 from compute_node.engine.model import Model, ModelOptions
 from compute_node.engine.oracle import OracleReference, compare, read_reference
+from compute_node.models.registry import FAMILIES, family_of
 from compute_node.text.tokenizer import Tokenizer
 from tierd.checkpoint.convert import convert
 from tierd.client.in_process import InProcess
@@ -19,7 +24,6 @@ from tierd.errors import UsageError
 from tierd.store.store import ExpertStore
 
 ORACLES = Path(__file__).parents[1] / "oracles"
-FOLDERS = sorted(path.parent.name for path in ORACLES.glob("*/ref.npz"))
 
 
 def open_model(folder, scratch, *, slots=None, **options):
@@ -30,21 +34,31 @@ def open_model(folder, scratch, *, slots=None, **options):
     return Model(InProcess(opened, budget=budget), ModelOptions(**({"threads": 1} | options)))
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What each folder gives, run once."""
+    return cache(lambda name: measure(name, tmp_path_factory.mktemp(name)))
+
+
 def test_all_families_have_oracles():
-    assert len(FOLDERS) >= 9
-    assert {name.split("_")[0] for name in FOLDERS} == {"mixtral", "olmoe", "qwen3"}
+    known = {family_of(json.loads((ORACLES / name / "config.json").read_text()))[0].model_type for name in FOLDERS}
+    assert {FAMILIES[model_type] for model_type in known} == set(FAMILIES.values())
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_logits_tokens_and_routes_are_those_of_transformers(name, tmp_path):
-    with open_model(ORACLES / name, tmp_path, slots=3, rows=7) as model:
-        result = compare(model, read_reference(ORACLES / name / "ref.npz"))
-        assert result.max_logit_error < 1e-5
-        assert result.max_route_weight_error < 1e-5
-        assert result.greedy_equal == 16
-        assert result.routes_equal
-        assert result.passed
-        assert model.source.stats.outcomes["miss"] > 0
+def test_logits_tokens_and_routes_are_those_of_transformers(name, measured):
+    result = measured(name).result
+    assert result.max_logit_error < 1e-5
+    assert result.max_route_weight_error < 1e-5
+    assert result.greedy_equal == 16
+    assert result.routes_equal
+    assert result.passed
+
+
+def test_the_table_of_families_is_what_was_measured(measured):
+    rows = table({name: measured(name) for name in FOLDERS})
+    assert [row["name"] for row in rows] == sorted(row["name"] for row in rows)
+    assert known_families() == rows, "python tests/oracles/families.py writes the table"
 
 
 @pytest.mark.parametrize("wrong", ["logits", "greedy", "routes", "route_weights", "shape"])
