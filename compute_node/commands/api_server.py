@@ -11,7 +11,6 @@ from pathlib import Path
 
 from compute_node.commands.opening import Opened
 from compute_node.commands.options import generation_params
-from compute_node.engine.model import Model
 from compute_node.server.answering import ServingEngine
 from compute_node.server.app import AccessRules, make_app
 from compute_node.server.guard import ApiKeys, HostNames
@@ -109,13 +108,7 @@ def serving(
 
 
 def make_engine(opened: Opened, settings: NodeSettings, on_step: Callable[[StepReport], None]) -> ServingEngine:
-    """What generates for many at once.
-
-    Raises:
-        UsageError: the model runs on an engine that cannot.
-    """
-    if not isinstance(opened.model, Model):
-        raise UsageError("serve: this model runs by transformers' code, which answers one text at a time")
+    """What generates for many at once."""
     return Engine(
         opened.model,
         opened.tokenizer,

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compute_node.engine.kv_cache import KVCache, Sequence
+from compute_node.engine.kv_cache import Sequence
+from compute_node.engine.language_model import SequencePlaces
 from tierd.errors import UsageError
 
 __all__ = ["Job", "Scheduler", "Share"]
@@ -90,7 +91,7 @@ class Scheduler:
         UsageError: bounds that do not fit each other.
     """
 
-    def __init__(self, cache: KVCache, *, rows: int, max_running: int, max_waiting: int) -> None:
+    def __init__(self, cache: SequencePlaces, *, rows: int, max_running: int, max_waiting: int) -> None:
         if not 1 <= max_running <= min(rows, cache.sequences):
             raise UsageError(
                 f"--max-running {max_running} is outside 1 to {min(rows, cache.sequences)}, the rows of a step and the "
