@@ -67,7 +67,8 @@ class Sequence:
 
     def held(self) -> list[int]:
         """Its pages."""
-        return self.table[: self.pages].tolist()
+        pages: list[int] = self.table[: self.pages].tolist()
+        return pages
 
     def require(self, count: int) -> None:
         """LimitExceeded if `count` more tokens do not fit the context."""

@@ -6,7 +6,7 @@ A page holds 64 positions that follow each other. A sequence has a table: the pa
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from numba import njit
 
@@ -19,7 +19,7 @@ PAGE: Final = 64
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def slot_of(table: int, position: int) -> int:
+def slot_of(table: int, position: int) -> Any:
     """The slot of a position in every plane of the cache.
 
     Args:

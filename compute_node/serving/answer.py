@@ -153,9 +153,10 @@ class Answer:
             allowed=None if constraint is None else constraint.mask(),
             forbidden=self._ends if len(self._generated) < params.min_tokens else (),
         )
-        score: Scored | tuple[None, tuple[()]] = (None, ())
+        logprob: float | None = None
+        top: tuple[tuple[int, float], ...] = ()
         if self.request.logprobs is not None:
-            score = scored(logits, token, self.request.logprobs)
+            logprob, top = scored(logits, token, self.request.logprobs)
         self.tokens.append(token)
         self._generated.append(token)
         if self.first_at is None:
@@ -171,7 +172,7 @@ class Answer:
             self.reason = FinishReason.STOP
         elif len(self._generated) >= params.max_tokens or len(self.tokens) >= self._context:
             self.reason = FinishReason.LENGTH
-        return Token(token, text, *score, seconds)
+        return Token(token, text, logprob, top, seconds)
 
 
 def _prompt_scores(scores: Sequence[Scored | None]) -> PromptScores:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from compute_node.engine.cancel import CancelWord
 from compute_node.engine.kv_cache import Sequence as CachedSequence
-from compute_node.engine.model import Model
+from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.stop import stop_token_ids
 from compute_node.serving.answer import Answer
 from compute_node.serving.pace import Pace
@@ -104,7 +104,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         tokenizer: Tokenizer | None,
         *,
         max_running: int = 16,
@@ -320,10 +320,11 @@ class Engine:
         seconds = self._clock() - entry.begun
         try:
             events = entry.answer.step(share.start, rows, seconds, complete=complete)
+        except TierdError as failure:
+            self._end(entry, FinishReason.ERROR, error=failure)
+            return
         except Exception as failure:  # noqa: BLE001 - such as of a constraint
-            known = isinstance(failure, TierdError)
-            error = failure if known else TierdError(f"unexpected {type(failure).__name__}: {failure}")
-            self._end(entry, FinishReason.ERROR, error=error)
+            self._end(entry, FinishReason.ERROR, error=TierdError(f"unexpected {type(failure).__name__}: {failure}"))
             return
         reason = entry.answer.reason
         if reason is not None:
