@@ -41,10 +41,16 @@ class _Found:
         self.wanted.append(wanted)
         self.places.append(np.full(len(scores), place))
 
-    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-        """Recall on misses and wasted per useful byte after each further expert, likeliest first; and their order."""
-        wanted = np.concatenate(self.wanted)
-        order = np.argsort(-np.concatenate(self.scores), kind="stable")
+    def curve(self, place: int | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+        """Recall on misses and wasted per useful byte after each further expert, likeliest first; and their order.
+
+        Of one layer, by its place, or of all.
+        """
+        wanted, scores = np.concatenate(self.wanted), np.concatenate(self.scores)
+        if place is not None:
+            of_layer = np.concatenate(self.places) == place
+            wanted, scores = wanted[of_layer], scores[of_layer]
+        order = np.argsort(-scores, kind="stable")
         useful = np.cumsum(wanted[order])
         read = np.arange(1, len(order) + 1)
         return useful / max(1, useful[-1]), (read - useful) / np.maximum(1, useful), order
@@ -87,12 +93,15 @@ class _Comparison:
         self._step = 0
         self.baseline = np.zeros(3, np.int64)  # useful, read, missed
         self.found = {name: _Found() for name in (BELIEVED, *PREDICTORS)}
+        self.first = _Found()
         self.ranks = np.zeros((2, 2 * geometry.top_k))  # right, said
 
     def run(self, states: RoutingStates, *, judged: bool) -> None:
         """One text: guess, then learn, as a node does."""
         for row, token in enumerate(states.tokens.tolist()):
             self._step += 1
+            if judged:
+                self._foresee_first(states, row, token)
             for place, layer in enumerate(self._layers):
                 there = [int(self._starts[place]) + expert for expert in states.routes[row, place].tolist()]
                 resident = np.array([flat in self._pool.resident for flat in there])
@@ -104,6 +113,13 @@ class _Comparison:
                     self._look(states, row, token, place + 1, known, judged=judged)
             chosen = states.routes[row] + self._starts[:-1, None].astype(np.int32)
             self._table.count(token, chosen, previous=None)
+
+    def _foresee_first(self, states: RoutingStates, row: int, token: int) -> None:
+        """Of the first layer the token alone tells."""
+        absent = np.array([flat not in self._pool.resident for flat in range(int(self._starts[1]))])
+        wanted = np.zeros(len(absent), np.bool_)
+        wanted[states.routes[row, 0]] = True
+        self.first.add(0, margins(self._tokens.of(token, 0), self._k)[absent], wanted[absent])
 
     def _look(
         self,
@@ -134,6 +150,13 @@ class _Comparison:
             self.ranks[1, : len(ranked)] += 1
         if guess is not None:
             self._guesses[place].learn(guess, chosen, states.logits[row, place])
+
+    def by_layer(self) -> dict[int, dict[str, list[tuple[float, float]]]]:
+        """Curves of each layer by predictor; of the first layer, of the token table alone."""
+        curves = {self._layers[0]: {"token table": _thinned(self.first, 0)}}
+        for place, layer in enumerate(self._layers[1:], start=1):
+            curves[layer] = {name: _thinned(found, place) for name, found in self.found.items()}
+        return curves
 
 
 def measure_recall(
@@ -169,6 +192,7 @@ def measure_recall(
         "closed_share": (recall - plain) / max(1e-9, 1 - plain),
         "recall_by_layer": by_layer,
         "curves": {name: _thinned(found) for name, found in comparison.found.items()},
+        "curves_by_layer": comparison.by_layer(),
         "misses": missed,
         "residency": residency,
         "train_tokens": sum(map(len, train)),
@@ -178,8 +202,8 @@ def measure_recall(
     return Recall(report, precision)
 
 
-def _thinned(found: _Found) -> list[tuple[float, float]]:
+def _thinned(found: _Found, place: int | None = None) -> list[tuple[float, float]]:
     """Some fifty points of a curve: recall and waste."""
-    recall, waste, _ = found.curve()
+    recall, waste, _ = found.curve(place)
     chosen = np.searchsorted(recall, np.linspace(0.02, 0.98, 49))
     return [(float(recall[i]), float(waste[i])) for i in np.minimum(chosen, len(recall) - 1)]

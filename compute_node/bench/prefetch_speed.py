@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.bench.drawn_hints import DrawnHints
+from compute_node.bench.drawn_hints import DrawnHints, stretched
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.quiet import Quiet
-from compute_node.bench.routes import RECORDED
+from tierd.policy.drawn_routes import RECORDED
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
@@ -119,9 +119,7 @@ def measure_speed(
     sizes = store.geometry
     count, chosen = sizes.layers[0].experts, sizes.top_k
     routes = RECORDED.generate(tokens=tokens, layers=len(sizes.layers), experts=count, top_k=chosen)
-    ranks = np.interp(
-        np.linspace(0, len(precision) - 1, 2 * chosen), np.arange(len(precision)), np.asarray(precision)
-    ).tolist()
+    ranks = stretched(precision, 2 * chosen)
     cases: dict[str, dict[str, Any]] = {}
     with Quiet() as quiet:
         with ExitStack() as stack:

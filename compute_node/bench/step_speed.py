@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from compute_node.bench.plain_read import huge_array, plain_read
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
+from compute_node.bench.timeline import Timeline
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.executor import Executor
 from compute_node.engine.model import Model, ModelOptions
@@ -71,6 +74,7 @@ def measure_step(
     rounds: int,
     tokens: int,
     read_bytes: int,
+    timeline: Path | None = None,
     tell: Callable[[str], None],
 ) -> tuple[StepSpeed, dict[str, Any]]:
     """Decode steps, fused and op by op, and plain reads, in turn.
@@ -83,6 +87,7 @@ def measure_step(
         rounds: how often each side has its turn.
         tokens: of one turn.
         read_bytes: read plainly, a multiple of a page.
+        timeline: file for one more token of each execution, op by op, as a Chrome trace.
         tell: takes a line when something begins.
     """
     random = RandomModel(config, experts=experts)
@@ -92,7 +97,7 @@ def measure_step(
     read, _ = plain_read(buffer)
     sides: dict[str, list[float]] = {"fused": [], "ops": [], "read": []}
     python: list[float] = []
-    context = min(4096, (rounds + 1) * tokens + 1)
+    context = min(4096, (rounds + 1) * tokens + 2)
     with ExitStack() as stack:
         walks = {}
         for execution in ("fused", "ops"):
@@ -114,11 +119,24 @@ def measure_step(
             if number:
                 sides["read"].append(executor.native_seconds - begun)
         quiet.__exit__(None, None, None)
+        if timeline is not None:
+            _watch(walks).write(timeline)
     speed = StepSpeed(
         random.dense_bytes_of_a_token + random.expert_bytes_of_a_token, read_bytes,
         sides["fused"], sides["ops"], sides["read"], python, same,
     )  # fmt: skip
     return speed, quiet.report() | {"threads": walks["fused"].model.threads, "rounds": rounds, "tokens": tokens}
+
+
+def _watch(walks: Mapping[str, TokenWalk]) -> Timeline:
+    """One token of each walk, and what native code did in it."""
+    watched = Timeline()
+    for name, walk in walks.items():
+        walk.model.watch(watched.computed)
+        begun = time.monotonic()
+        walk.step()
+        watched.span("tokens", name, begun, time.monotonic())
+    return watched
 
 
 def measure_prefill(

@@ -26,6 +26,10 @@ class TokenWalk:
         self._sequence = model.cache.take()
         self._generator = np.random.Generator(np.random.Philox(seed))
 
+    def __len__(self) -> int:
+        """Tokens of the sequence so far."""
+        return len(self._sequence.tokens)
+
     def step(self) -> NDArray[np.float32]:
         """Extends by one token; its logits, float32 [vocabulary]."""
         token = int(self._generator.integers(0, self.model.config.vocab_size))

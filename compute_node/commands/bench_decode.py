@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +14,12 @@ from rich.table import Table
 from compute_node.bench.decode_speed import measure_decode
 from compute_node.bench.geometries import geometry_named
 from compute_node.commands import options
+from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 
 __all__ = ["decode", "register"]
+
+PREFETCH = ("off", "on", "auto")
 
 
 def register(group: typer.Typer) -> None:
@@ -32,10 +36,18 @@ def decode(
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns of decoding and of the probe.")] = 7,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of one turn.")] = 12,
+    prefetch: Annotated[
+        str, typer.Option("--prefetch", help="off; or on or auto: turns with hints, too, beside those without.")
+    ] = "off",
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", help="Chrome trace of the last ten seconds of the run, for perfetto.")
+    ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
 ) -> None:
     """Decode with experts on the drive. The store (10 GB by default) is made once, in the user's cache."""
+    if prefetch not in PREFETCH:
+        raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
     notes = Console(stderr=True, highlight=False)
     found = measure_decode(
         geometry_named(geometry),
@@ -46,6 +58,8 @@ def decode(
         numerics=numerics,
         rounds=rounds,
         tokens=tokens,
+        prefetch=prefetch,
+        timeline=timeline,
         tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
     )
     if as_json:
@@ -66,6 +80,14 @@ def _show(found: dict[str, Any]) -> None:
         ("the drive's probe, GB/s", f"{found['probe_bytes_per_second'] / 1e9:.2f}"),
         ("share of the drive", f"{found['drive_share']:.2f}"),
         ("time that waited for experts", f"{100 * found['wait_share']:.0f} %"),
+        *(
+            [
+                ("tokens/s without hints", f"{found['without_prefetch']['tokens_per_second']:.2f}"),
+                ("share of the drive without hints", f"{found['without_prefetch']['drive_share']:.2f}"),
+            ]
+            if "without_prefetch" in found
+            else []
+        ),
         ("waited, s", ", ".join(f"{name} {value:.2f}" for name, value in waited.items())),
         ("weights of a token", format_bytes(found["bytes_per_token"])),
     ):

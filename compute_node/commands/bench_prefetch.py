@@ -15,6 +15,7 @@ from rich.console import Console
 
 from compute_node import embedded
 from compute_node.bench.geometries import geometry_named
+from compute_node.bench.prefetch_chart import draw_recall
 from compute_node.bench.prefetch_recall import Recall, measure_recall
 from compute_node.bench.prefetch_speed import measure_speed
 from compute_node.bench.random_store import random_store
@@ -47,7 +48,13 @@ def prefetch(
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a run.")] = 256,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each side, alternating.")] = 7,
     threads: options.Threads = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Chart of recall against waste by predictor, as PNG.")
+    ] = None,
     *,
+    speeds: Annotated[
+        bool, typer.Option("--speeds/--no-speeds", help="Time prefetch, too; or predictors only.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Compare predictors on the embedded model's routing, then time prefetch on a real geometry with random weights.
@@ -62,12 +69,21 @@ def prefetch(
 
     sizes = geometry_named(geometry)
     recall = _recall(_texts(train, train_texts), _texts(held, held_texts), progress)
+    if plot is not None:
+        draw_recall(plot, recall.report)
+    if not speeds:
+        _tell(recall.report, as_json=as_json)
+        return
     progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")
     store = random_store(sizes, layers=layers, experts=experts)
     speed = measure_speed(
         store, recall.precision, arena=arena, tokens=tokens, rounds=rounds, threads=threads, tell=progress
     )
     report = recall.report | speed | {"geometry": sizes.name, "layers": layers}
+    _tell(report, as_json=as_json)
+
+
+def _tell(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
@@ -108,12 +124,12 @@ def _show(report: dict[str, Any]) -> None:
         *(
             f"reads {ratio}x compute  speed {report['speedup'][ratio]:.2f}, "
             f"{report['hidden_share'][ratio]:.0%} of the hideable wait hidden"
-            for ratio in report["speedup"]
+            for ratio in report.get("speedup", ())
         ),
-        f"worst case          {report['worst_case_ratio']:.3f}",
+        *([f"worst case          {report['worst_case_ratio']:.3f}"] if "worst_case_ratio" in report else []),
     ):
         console.print(line, markup=False, soft_wrap=True)
-    if report["void"]:
+    if report.get("void"):
         console.print(
             f"void: other programs used {report['foreign_cpu_share']:.0%} of the processors meanwhile", style="yellow"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from compute_node.bench.step_speed import measure_prefill, measure_step
 from compute_node.commands import options
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
+from tierd.store.formats import ExpertFormat
 
 __all__ = ["register"]
 
@@ -25,7 +27,8 @@ ReadMebibytes = Annotated[int, typer.Option("--read-mib", min=1, help="Memory th
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Alternating runs of each side.")]
 Geometry = Annotated[str, typer.Option("--geometry", help="olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b or glm-5.2.")]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of it. Default: all.")]
-Experts = Annotated[str, typer.Option("--experts-format", help="int4-g64, int8 or bf16.")]
+_EXPERTS = tuple(str(name) for name in ExpertFormat if name is not ExpertFormat.F32)
+Experts = Annotated[str, typer.Option("--experts-format", help=f"{', '.join(_EXPERTS)}.")]
 Numerics = Annotated[str, typer.Option("--numerics", help="fast or exact.")]
 
 
@@ -78,6 +81,9 @@ def step(
     rounds: Rounds = 7,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of one run.")] = 8,
     read_mebibytes: ReadMebibytes = 1024,
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", help="Chrome trace of a token, op by op and fused, for perfetto.")
+    ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +93,7 @@ def step(
     _check_formats(experts_format)
     speed, facts = measure_step(
         config, threads=threads, experts=experts_format, numerics=numerics, rounds=rounds, tokens=tokens,
-        read_bytes=read_mebibytes << 20, tell=tell,
+        read_bytes=read_mebibytes << 20, timeline=timeline, tell=tell,
     )  # fmt: skip
     found = speed.as_object() | facts | {"geometry": geometry, "layers": config["num_hidden_layers"]}
     if as_json:
@@ -133,8 +139,8 @@ def prefill(
 
 
 def _check_formats(experts_format: str) -> None:
-    if experts_format not in {"int4-g64", "int8", "bf16"}:
-        raise UsageError(f"--experts-format {experts_format!r} is not known", hint="Known: int4-g64, int8, bf16.")
+    if experts_format not in _EXPERTS:
+        raise UsageError(f"--experts-format {experts_format!r} is not known", hint=f"Known: {', '.join(_EXPERTS)}.")
 
 
 def _console() -> tuple[Console, Callable[[str], None]]:

@@ -10,6 +10,7 @@ import pytest
 from inside import commands
 
 from compute_node.commands import fit_predictor
+from compute_node.prediction.fitting import Fit
 from compute_node.prediction.layer_guesses import LayerGuesses
 from compute_node.prediction.table_file import PREDICTOR, TableFile
 from tierd.errors import UsageError
@@ -56,9 +57,10 @@ def test_a_fit_foresees_more_than_the_plain_router_on_texts_that_were_held_out_a
     assert guesses.of(1, 3).recall != fresh
 
 
-def test_a_fit_that_finds_nothing_is_not_kept(embedded_store, trace, tmp_path):
-    found = fit(embedded_store, trace, "--tokens", "64", "--residency", "0.99")
-    assert found["saved"] is None
+def test_a_fit_that_finds_nothing_is_not_kept(embedded_store, trace, tmp_path, monkeypatch):
+    report = {"recall_on_misses": 0.5, "unfitted_recall_on_misses": 0.5, "baseline_recall_on_misses": 0.4}
+    monkeypatch.setattr(fit_predictor, "fit_guesses", lambda *_, **__: Fit(LayerGuesses([32] * 8, 4), report))
+    assert fit(embedded_store, trace)["saved"] is None
     assert not (tmp_path / "state").exists()
 
 
@@ -66,7 +68,7 @@ def test_traces_of_another_model_and_too_short_ones_are_refused(embedded_store, 
     with np.load(trace) as content:
         arrays = dict(content)
     other = tmp_path / "other.npz"
-    np.savez(other, **arrays | {"layer_experts": np.full(8, 64), "layers": np.arange(8)})
+    np.savez(other, **arrays | {"experts": arrays["experts"][:, :4]})
     with pytest.raises(UsageError, match="another model"):
         fit(embedded_store, other)
     short = tmp_path / "short.npz"

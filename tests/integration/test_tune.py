@@ -27,17 +27,16 @@ def test_a_sweep_on_a_slow_drive_is_resumed_keeps_the_logits_and_says_that_the_d
     plan = tmp_path / "slow.json"
     plan.write_text(json.dumps({"throttle": [{"bytes_per_second": 30e6}]}))
     monkeypatch.setenv("TIERD_FAULT_PLAN", str(plan))
-    monkeypatch.setattr(tune, "choices_of", lambda _first, _experts: [Choice("arena", ({"serve.arena": "90%"},))])
+    # Nothing to choose, so that it is two trials of the same: who wins of several is told in the unit tests.
+    monkeypatch.setattr(tune, "choices_of", lambda _first, _experts: [Choice("nothing", ())])
     run = commands(tune)
-    options = (embedded_store, "--tokens", 8, "--rounds", 2, "--json")
+    options = (embedded_store, "--arena", "20%", "--tokens", 8, "--rounds", 2, "--json")
     first = json.loads(run(*options, "--minutes", 0.01).stdout)
     assert (first["finished"], first["trials"]) == (False, 1)
     found = json.loads(run(*options).stdout)
-    assert (found["finished"], found["trials"], found["limit"]) == (True, 4, "drive")
-    assert found["serve"]["arena"] == "90%"
-    assert found["tokens_per_second"]["tuned"] > found["tokens_per_second"]["default"]
+    assert (found["finished"], found["trials"], found["limit"]) == (True, 2, "drive")
     profile, problem = load_profile(ExpertStore.open(embedded_store).fingerprint)
-    assert (profile.serve.arena, problem) == ("90%", "")
+    assert (profile.serve.arena, problem) == ("20%", "")
 
     # The trace that it recorded, with all experts in RAM: nothing waits for a drive any more.
     (trace,) = (tmp_path / "state" / "tierd" / "tune").glob("*.npz")

@@ -35,6 +35,8 @@ _MOST_TOKENS: Final = 4
 _MOST_PER_CHOSEN: Final = 2
 _LEAST: Final = 0.05
 _SMOOTHING: Final = 1 / 64
+_LEARNED_UNASKED: Final = 4
+"""One step in so many is learned from while nobody wants guesses: so much stays known, and the rest costs nothing."""
 
 
 @dataclass(slots=True)
@@ -129,16 +131,18 @@ class HistoryGuess:
             wanted: flat numbers of what it asks for.
             used: flat numbers of what it found in RAM besides.
             known: whether an expert is in RAM or on its way.
-            guess: whether a guess is wanted.
+            guess: whether a guess is wanted; where none is, only some steps are learned from.
         """
         place, walk = self._places.get(layer), self._at(session, step)
         if place is None or walk is None:
             return None
         walk.chosen.setdefault(place, set()).update(wanted, used)
+        if not guess:
+            if step % _LEARNED_UNASKED == 0:
+                self._learn(walk, place)
+            return None
         self._judge(walk, step, place, wanted)
         self._learn(walk, place)
-        if not guess:
-            return None
         return self._guess(walk, *(divmod(step * len(self._layers) + place + 1, len(self._layers))), known)
 
     def ended(self, session: int) -> None:
@@ -160,7 +164,8 @@ class HistoryGuess:
     def _close(self, walk: _Walk) -> None:
         """The step is over: learn what is left of it."""
         count = len(self._layers)
-        self._learn(walk, count - 1)
+        if walk.learned:
+            self._learn(walk, count - 1)
         complete = all(len(walk.chosen.get(place, ())) == self._top_k for place in range(count))
         if len(walk.tokens) == 1 and complete:
             rows = [sorted(walk.chosen[place]) for place in range(count)]

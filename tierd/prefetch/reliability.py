@@ -41,4 +41,4 @@ class Reliability:
 
 
 def _bins(scores: F32) -> NDArray[np.intp]:
-    return np.minimum((np.clip(scores, 0, 1) * _BINS).astype(np.intp), _BINS - 1)
+    return np.minimum((scores * _BINS).astype(np.intp), _BINS - 1)
