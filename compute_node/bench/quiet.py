@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 from types import TracebackType
@@ -26,22 +27,32 @@ def _busy_seconds() -> float:
 class Quiet:
     """Watches the cores while a measurement runs.
 
+    Args:
+        children: time of child processes that end meanwhile is not that of others.
+
     Attributes:
         foreign: share of the cores' time that went to others; known at the end.
     """
 
     foreign: float = 0.0
 
+    def __init__(self, *, children: bool = False) -> None:
+        self._children = children
+
     def __enter__(self) -> Self:
-        self._begun, self._busy, self._own = time.perf_counter(), _busy_seconds(), time.process_time()
+        self._begun, self._busy, self._own = time.perf_counter(), _busy_seconds(), self._own_seconds()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = (time.perf_counter() - self._begun) * (os.cpu_count() or 1)
-        others = _busy_seconds() - self._busy - (time.process_time() - self._own)
+        others = _busy_seconds() - self._busy - (self._own_seconds() - self._own)
         self.foreign = max(0.0, others / seconds) if seconds > 0 else 0.0
+
+    def _own_seconds(self) -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + (used.ru_utime + used.ru_stime if self._children else 0.0)
 
     def report(self) -> dict[str, Any]:
         """For the JSON of a measurement."""

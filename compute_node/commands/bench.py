@@ -7,6 +7,7 @@ import typer
 from compute_node.commands import (
     bench_arena,
     bench_decode,
+    bench_far,
     bench_llama_cpp,
     bench_prefetch,
     bench_serve,
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = typer.Typer(name="bench", no_args_is_help=True, help="Measure this machine.")
     for command in (
-        bench_arena, bench_decode, bench_llama_cpp, bench_prefetch, bench_serve, bench_speed, bench_trace,
+        bench_arena, bench_decode, bench_far, bench_llama_cpp, bench_prefetch, bench_serve, bench_speed, bench_trace,
     ):  # fmt: skip
         command.register(group)
     group.callback()(_group)
