@@ -181,7 +181,8 @@ def dequantise(matrix: Matrix) -> NDArray[np.float32]:
     if matrix.format == "int8":
         return matrix.data.astype(np.float32) * matrix.scales[:, None]
     if matrix.format == "fp8-e4m3":
-        return E4M3[matrix.data] * spread_blocks(matrix.scales, matrix.rows, matrix.cols)
+        blocks: NDArray[np.float32] = E4M3[matrix.data] * spread_blocks(matrix.scales, matrix.rows, matrix.cols)
+        return blocks
     if matrix.format in MICRO_FORMATS:
         return _dequantise_micro(matrix, matrix.scales)
     packed = matrix.data.reshape(matrix.rows, -1, 1, GROUP)
@@ -193,9 +194,12 @@ def dequantise(matrix: Matrix) -> NDArray[np.float32]:
 def _dequantise_micro(matrix: Matrix, scales: Array) -> NDArray[np.float32]:
     codes = unpack_nibbles(matrix.data, matrix.cols)
     if matrix.format == "mxfp4":
-        return E2M1[codes] * spread_groups(e8m0_to_f32(scales), matrix.cols)
-    wide = (scales.astype(np.uint32) << 16).view(np.float32)
-    return (codes.astype(np.float32) - np.float32(8)) * spread_groups(wide, matrix.cols)
+        values, wide = E2M1[codes], e8m0_to_f32(scales)
+    else:
+        values = codes.astype(np.float32) - np.float32(8)
+        wide = (scales.astype(np.uint32) << 16).view(np.float32)
+    weights: NDArray[np.float32] = values * spread_groups(wide, matrix.cols)
+    return weights
 
 
 def bf16_bits(values: Array) -> NDArray[np.uint16]:

@@ -79,14 +79,16 @@ def read_weights(source: MatrixSource) -> np.ndarray:
     if source.coding is Coding.PLAIN:
         return widen(plain_bits(source), source.tensor.dtype)
     codes, scales = read_codes(source)
-    match source.coding:
-        case Coding.FP8:
-            return E4M3[codes] * spread_blocks(scales, source.rows, source.cols)
-        case Coding.MXFP4:
-            return E2M1[unpack_nibbles(codes, source.cols)] * spread_groups(e8m0_to_f32(scales), source.cols)
-        case _:
-            values = unpack_nibbles(codes, source.cols).astype(np.float32) - np.float32(8)
-            return values * spread_groups(bf16_to_f32(scales), source.cols)
+    if source.coding is Coding.FP8:
+        values, spread = E4M3[codes], spread_blocks(scales, source.rows, source.cols)
+    elif source.coding is Coding.MXFP4:
+        values = E2M1[unpack_nibbles(codes, source.cols)]
+        spread = spread_groups(e8m0_to_f32(scales), source.cols)
+    else:
+        values = unpack_nibbles(codes, source.cols).astype(np.float32) - np.float32(8)
+        spread = spread_groups(bf16_to_f32(scales), source.cols)
+    weights: np.ndarray = values * spread
+    return weights
 
 
 def plain_bits(source: MatrixSource) -> np.ndarray:

@@ -115,6 +115,10 @@ class ExpertFinder:
         return MatrixSource(rows, cols, _whole(codes), Outputs(rows), Coding.INT4, _whole(scales), group)
 
 
+_Tensors = tuple["SourceTensor", "SourceTensor | None", Coding]
+"""Weights or codes of all experts, their scales, and which of these they are."""
+
+
 class _Stacked:
     """The experts of a layer in one stacked form."""
 
@@ -131,25 +135,24 @@ class _Stacked:
         if finder.lack((*wanted, *self._biases)):
             return None
         tall, low = (2 * self._width, self._hidden), (self._hidden, self._width)
+        read = self._plain
         if blocks:
-            whole = [self._float4(name, *size) for name, size in zip(names, (tall, low), strict=True)]
+            read = self._float4
         elif any(finder.is_fp8(name) for name in names):
-            whole = [self._float8(name, *size) for name, size in zip(names, (tall, low), strict=True)]
-        else:
-            whole = [self._plain(name, *size) for name, size in zip(names, (tall, low), strict=True)]
-        if None in whole:
+            read = self._float8
+        whole = [
+            found for name, size in zip(names, (tall, low), strict=True) if (found := read(name, *size)) is not None
+        ]
+        if len(whole) < len(names):
             return None
         transposed = self._form.transposed and not blocks
         biases = self._bias_spans()
-        return [
-            self._expert(expert, [tensors for tensors in whole if tensors is not None], biases, transposed=transposed)
-            for expert in range(self._count)
-        ]
+        return [self._expert(expert, whole, biases, transposed=transposed) for expert in range(self._count)]
 
     def _expert(
         self,
         expert: int,
-        whole: list[tuple[SourceTensor, SourceTensor | None, Coding]],
+        whole: list[_Tensors],
         biases: list[list[Span]],
         *,
         transposed: bool,
@@ -181,11 +184,11 @@ class _Stacked:
             return Outputs(total, 0, 2, transposed), Outputs(total, 1, 2, transposed)
         return Outputs(total, 0, 1, transposed), Outputs(total, self._width, 1, transposed)
 
-    def _plain(self, name: str, outputs: int, inputs: int) -> tuple[SourceTensor, None, Coding]:
+    def _plain(self, name: str, outputs: int, inputs: int) -> _Tensors | None:
         order = (inputs, outputs) if self._form.transposed else (outputs, inputs)
         return self._finder.take(name, (self._count, *order), FLOAT_DTYPES), None, Coding.PLAIN
 
-    def _float8(self, name: str, outputs: int, inputs: int) -> tuple[SourceTensor, SourceTensor, Coding] | None:
+    def _float8(self, name: str, outputs: int, inputs: int) -> _Tensors | None:
         finder, block = self._finder, self._finder.quantisation.group_size
         if self._form.interleaved or self._form.transposed or self._width % block:
             raise UnsupportedModel(
@@ -198,7 +201,7 @@ class _Stacked:
         grid = (self._count, -(-outputs // block), -(-inputs // block))
         return codes, finder.take(f"{name}_scale_inv", grid, SCALE_DTYPES), Coding.FP8
 
-    def _float4(self, name: str, outputs: int, inputs: int) -> tuple[SourceTensor, SourceTensor, Coding]:
+    def _float4(self, name: str, outputs: int, inputs: int) -> _Tensors | None:
         finder = self._finder
         finder.expect(Coding.MXFP4, f"{name}_blocks")
         group = finder.quantisation.group_size

@@ -203,8 +203,8 @@ def matrix_parts(name: str, expert_format: ExpertFormat, rows: int, cols: int) -
                 RecordPart(f"{name}.scales", "f16", (rows, blocks * (INT4_BLOCK // INT4_GROUP)), 0),
             ]
         case ExpertFormat.FP8:
-            blocks = tuple(round_up(size, FP8_BLOCK) // FP8_BLOCK for size in (rows, cols))
-            return [RecordPart(name, "u8", (rows, cols), 0), RecordPart(f"{name}.scales", "f32", blocks, 0)]
+            grid = tuple(round_up(size, FP8_BLOCK) // FP8_BLOCK for size in (rows, cols))
+            return [RecordPart(name, "u8", (rows, cols), 0), RecordPart(f"{name}.scales", "f32", grid, 0)]
         case ExpertFormat.MXFP4 | ExpertFormat.INT4_G32:
             scales = round_up(round_up(cols, MICRO_GROUP) // MICRO_GROUP, MICRO_SCALES)
             return [
