@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tierd.commands.integrations import integration
 from tierd.errors import UsageError
+from tierd.sizes import format_bytes
 
 __all__ = ["transformers"]
 
@@ -25,7 +26,7 @@ def transformers(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 8,
     arena: Annotated[int, typer.Option(min=1, max=100, help="Percent of the experts in RAM, beside offload.")] = 25,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="resident or offload; repeat it. Default: both.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="resident, offload or load; repeat it. Default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Compare with the unmodified model in RAM, and with accelerate's disk offload at the same memory for weights.
@@ -47,6 +48,13 @@ def transformers(
         return
     for part in parts:
         details = found["details"][part]
+        if part == "load":
+            print(
+                f"load      at most {format_bytes(details['peak_bytes'])} beside what imports take, with "
+                f"{format_bytes(details['dense_bytes'])} of dense weights and {format_bytes(details['expert_bytes'])} "
+                "of experts"
+            )
+            continue
         other = "unmodified" if part == "resident" else "offload"
         print(
             f"{part:<9} {details['ratio']:.2f}  tierd {details['tierd']['tokens_per_second']:.2f} tok/s, "

@@ -23,13 +23,14 @@ from tierd.drivebench.noise import TOO_MUCH, OtherWork
 from tierd.integrations.transformers.architecture import config_of, model_class, quiet
 from tierd.integrations.transformers.bench_model import OLMOE_1B_7B, force_routes, make_checkpoint
 from tierd.integrations.transformers.caching import cache_of, with_cache
+from tierd.integrations.transformers.load_memory import measure_load
 from tierd.integrations.transformers.loading import load
 from tierd.policy.drawn_routes import RECORDED
 from tierd.store.manifest import MANIFEST_FILE
 
 __all__ = ["PARTS", "Effort", "measure"]
 
-PARTS: Final = ("resident", "offload")
+PARTS: Final = ("resident", "offload", "load")
 _PROMPT: Final = 4
 _WARM_TOKENS: Final = 8
 
@@ -59,12 +60,20 @@ def measure(folder: Path, effort: Effort, parts: tuple[str, ...] = PARTS) -> dic
     """Makes checkpoint and store in `folder`, which are kept there, and measures.
 
     Returns:
-        For JSON: `resident_ratio`, `offload_ratio` (None where not measured), raw sides and circumstances.
+        For JSON: `resident_ratio`, `offload_ratio`, `load_within` (see `measure_load`), None where not measured; raw
+        sides and circumstances.
     """
     if effort.threads is not None:
         torch.set_num_threads(effort.threads)
     config = OLMOE_1B_7B | {"num_hidden_layers": effort.layers}
     checkpoint, store = folder / f"olmoe-{effort.layers}-checkpoint", folder / f"olmoe-{effort.layers}-store"
+    answer: dict[str, Any] = {"resident_ratio": None, "offload_ratio": None, "load_within": None, "details": {}}
+    if "load" in parts:
+        effort.say("loading a store of OLMoE-1B-7B's sizes")
+        answer["details"]["load"] = measure_load(folder)
+        answer["load_within"] = answer["details"]["load"]["within"]
+    if not {"resident", "offload"} & set(parts):
+        return answer | {"void": False, "foreign_cpu_share": 0.0}
     effort.say("checkpoint and store, which are made at the first run and may take minutes")
     make_checkpoint(checkpoint, config)
     if not (store / MANIFEST_FILE).exists():
@@ -76,16 +85,13 @@ def measure(folder: Path, effort: Effort, parts: tuple[str, ...] = PARTS) -> dic
         top_k=config["num_experts_per_tok"],
     )
     others = OtherWork()
-    answer: dict[str, Any] = {
-        "resident_ratio": None,
-        "offload_ratio": None,
+    answer |= {
         "geometry": "olmoe-1b-7b",
         "layers": effort.layers,
         "of_layers": OLMOE_1B_7B["num_hidden_layers"],
         "dtype": "bfloat16",
         "threads": torch.get_num_threads(),
         "tokens_per_turn": effort.tokens,
-        "details": {},
     }
     if "resident" in parts:
         answer["details"]["resident"] = _resident(checkpoint, store, routes, effort)
