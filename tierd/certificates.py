@@ -39,7 +39,9 @@ class Certificates:
     def credentials(self) -> grpc.ServerCredentials:
         """For a port of a server; the certificates must live as long as it."""
         return grpc.dynamic_ssl_server_credentials(
-            self._first, self._changed, require_client_authentication=self._client_ca is not None
+            self._first,
+            self._changed,  # type: ignore[arg-type]  # None goes on with the last ones, its stub does not know
+            require_client_authentication=self._client_ca is not None,
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:

@@ -76,12 +76,12 @@ def _walking(model: Model) -> Callable[[int], list[int]]:
 
 
 def _continuing(model: Model, prompt: str) -> Callable[[int], list[int]]:
-    generator = Generator(model, Tokenizer.from_store(model.source.store))
+    tokenizer = Tokenizer.from_store(model.source.store)
+    assert tokenizer is not None
+    generator = Generator(model, tokenizer)
 
     def work(tokens: int) -> list[int]:
-        *_, last = generator.generate(
-            generator.tokenizer.encode(prompt), GenerationParams(max_tokens=tokens, ignore_eos=True)
-        )
+        *_, last = generator.generate(tokenizer.encode(prompt), GenerationParams(max_tokens=tokens, ignore_eos=True))
         assert isinstance(last, Finished)
         return list(last.token_ids)
 

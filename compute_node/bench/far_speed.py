@@ -93,7 +93,8 @@ def measure_far(
             tell(f"three nodes of {path.name}")
             turns = _measure(link, scratch / name, path, common | options, delay=delay, rounds=rounds, tell=tell)
             found[name] = _figures(turns, ExpertStore.open(path).geometry)
-    return found["geometry"] | quiet.report() | {
+    figures: dict[str, Any] = found["geometry"]
+    return figures | quiet.report() | {
         "geometry": geometry.name,
         "layers": layers,
         "projected_worker_tokens_per_second": found["geometry"]["worker_tokens_per_second"] * layers / geometry.layers,
@@ -189,8 +190,8 @@ def _measure(
                 "compute_node.bench.delay_proxy", f"127.0.0.1:{port}", f"{STORE_HOST}:{port}", str(delay)
             )
             start(f"proxy-{port}", command, "passing")
-        far = {"store": f"127.0.0.1:{_STORE_PORT}"}
-        sides = {
+        far: dict[str, Any] = {"store": f"127.0.0.1:{_STORE_PORT}"}
+        sides: dict[str, dict[str, Any]] = {
             "local": {"store": socket, "experts": "arena", "workers": [], "arena": None},
             "bytes": far | {"experts": "bytes", "workers": []},
             "worker": far | {"experts": "worker", "workers": [f"127.0.0.1:{_WORKER_PORT}"]},

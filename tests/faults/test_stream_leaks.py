@@ -55,13 +55,22 @@ def daemon(serve_module, big_records_store):
     return serve_module(big_records_store.path, "--arena", "100%")
 
 
+@pytest.mark.soak
+def test_20_000_streams_that_end_early_leak_on_neither_side(daemon):
+    streams_leak_nothing(daemon, 20_000)
+
+
 def test_500_streams_that_end_early_leak_on_neither_side(daemon):
+    streams_leak_nothing(daemon, ROUNDS)
+
+
+def streams_leak_nothing(daemon, rounds):
     ways = (cancelled_after_the_first_chunk, reading_task_cancelled, dropped_unread)
 
-    async def run(rounds):
+    async def run(times):
         async with grpc.aio.insecure_channel(daemon.address.target, options=CHANNEL_OPTIONS) as channel:
             stub = store_pb2_grpc.StoreServiceStub(channel)
-            for number in range(rounds):
+            for number in range(times):
                 await ways[number % len(ways)](stub)
 
     on_loop(run(WARM_UP), seconds=60)
@@ -69,7 +78,7 @@ def test_500_streams_that_end_early_leak_on_neither_side(daemon):
     for _ in range(ATTEMPTS):
         gc.collect()
         here, there = rss_bytes(), daemon.rss_bytes()
-        on_loop(run(ROUNDS), seconds=60)
+        on_loop(run(rounds), seconds=1200)
         gc.collect()
         grown = max(rss_bytes() - here, daemon.rss_bytes() - there)
         if grown < MAX_GROWTH:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from queue import Empty
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tierd.access import Access
 from tierd.addresses import Address
@@ -103,9 +102,8 @@ class BytesSource:
         self.stats.discarded += discarded
         self._count(LOCAL, "hit", uses)
 
-    def absent(self, layer: int) -> NDArray[np.bool_] | None:
+    def absent(self, layer: int) -> None:
         """None: nothing is fetched ahead."""
-        del layer
 
     def hint(
         self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float

@@ -14,7 +14,7 @@ from tierd.addresses import Address, parse_address
 from tierd.client.bytes_source import BytesSource
 from tierd.client.loop_thread import LoopThread
 from tierd.client.remote_store import RemoteStore
-from tierd.client.source import Phase, SourceStats
+from tierd.client.source import Phase
 from tierd.client.store_cache import StoreCache
 from tierd.client.worker_source import WorkerSource
 from tierd.errors import UsageError
@@ -156,5 +156,5 @@ def _seconds_of_a_layer(by_worker: WorkerSource) -> tuple[float, float]:
         fetched.append(time.perf_counter() - begun)
     # The first of each pays for what happens once.
     lacking = 1 - min(1.0, by_bytes.slots / geometry.experts_total)
-    by_bytes.stats = SourceStats()
+    by_worker.forget_counts()
     return median(by_workers[1:]), lacking * max(fetched[1:])

@@ -49,7 +49,8 @@ class InProcess:
     def __init__(self, store: RecordStore, *, budget: int | None = None, huge_pages: bool = True) -> None:
         self.store = store
         self.stats = SourceStats()
-        self._empty = lambda: SlotCache(store.geometry, budget=budget, policy=Lru(), huge_pages=huge_pages)
+        self._budget = budget
+        self._huge_pages = huge_pages
         self._cache = self._empty()
 
     @property
@@ -127,3 +128,6 @@ class InProcess:
     def close(self) -> None:
         """Give the records back."""
         self._cache = self._empty()
+
+    def _empty(self) -> SlotCache:
+        return SlotCache(self.store.geometry, budget=self._budget, policy=Lru(), huge_pages=self._huge_pages)

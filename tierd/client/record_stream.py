@@ -46,6 +46,9 @@ Arrivals: TypeAlias = SimpleQueue[Arrival | TierdError]
 """What comes, in any order; after an error the experts of that call do not come."""
 
 
+_Call: TypeAlias = "grpc.aio.UnaryStreamCall[pb.ReadExpertsRequest, pb.ReadExpertsResponse]"
+
+
 class Transfer:
     """Experts of one layer on their way. Runs on the loop; only `arrivals` is read by another thread."""
 
@@ -145,7 +148,7 @@ class RecordStream:
         """Nobody waits for the transfer any more."""
         self._loop.call(transfer.cancel)
 
-    def call(self, request: pb.ReadExpertsRequest) -> grpc.aio.UnaryStreamCall[object, pb.ReadExpertsResponse]:
+    def call(self, request: pb.ReadExpertsRequest) -> _Call:
         """Begin a call; on the loop only."""
         if self._channel is None:
             self._channel = self._access.channel(self.address)

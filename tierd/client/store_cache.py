@@ -50,7 +50,7 @@ class StoreCache:
             with (self._folder / checksum).open("rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != nbytes:
                     return None
-                view, done = memoryview(into), 0
+                view, done = into.data, 0
                 while done < nbytes:
                     count = file.readinto(view[done:])
                     if not count:
@@ -74,7 +74,7 @@ class StoreCache:
             return
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                file.write(data.data if isinstance(data, np.ndarray) else data)
             Path(name).rename(self._folder / checksum)
             self._own += nbytes
         except OSError:

@@ -128,6 +128,7 @@ class WorkerSource:
     ) -> None:
         self.store = by_bytes.store
         self.by_bytes = by_bytes
+        self.stats = by_bytes.stats  # of both ways together
         self.bytes_sent = self.bytes_received = 0
         geometry = self.store.manifest.geometry
         self._geometry = geometry
@@ -161,11 +162,6 @@ class WorkerSource:
         return f"<WorkerSource {self._links}>"
 
     @property
-    def stats(self) -> SourceStats:
-        """Of both ways together."""
-        return self.by_bytes.stats
-
-    @property
     def direct(self) -> None:
         """None: the experts are elsewhere, so that each layer comes to `compute`."""
 
@@ -176,9 +172,8 @@ class WorkerSource:
     def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
         """Never called, since there is nothing to read directly."""
 
-    def absent(self, layer: int) -> NDArray[np.bool_] | None:
+    def absent(self, layer: int) -> None:
         """None: nothing is fetched ahead."""
-        del layer
 
     def hint(
         self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
@@ -223,6 +218,10 @@ class WorkerSource:
             self.stats.wait_seconds += time.monotonic() - begun
         self.stats.visits += not left
         return [expert for expert in dict.fromkeys(experts.T.ravel().tolist()) if expert in left]
+
+    def forget_counts(self) -> None:
+        """Count from 0 again."""
+        self.stats = self.by_bytes.stats = SourceStats()
 
     def leave_workers(self) -> None:
         """End the workers' streams; the source of bytes goes on."""
