@@ -18,7 +18,7 @@ demo: setup  ## run a trained MoE model on an arena smaller than its experts (KE
 	@$(BIN)/tierd demo $(if $(KEEP),--keep-running)
 
 test: setup  ## run the tests; prints the slowest twenty and the coverage
-	@$(BIN)/python -m pytest --cov --cov-report= --cov-fail-under=$(COVERAGE_FLOOR)
+	@$(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=loadfile --cov --cov-report= --cov-fail-under=$(COVERAGE_FLOOR)
 
 check: setup  ## lint, format, types, import rules, protocol, generated stubs, pins
 	@.ci/check
@@ -37,6 +37,7 @@ pins: setup  ## compile requirements/ from pyproject.toml (needs a package index
 	@$(COMPILE) --extra test --extra bench -o requirements/dev.txt
 	@$(COMPILE) --extra train -o requirements/train.txt
 	@$(COMPILE) --extra oracle -o requirements/oracle.txt
+	@$(COMPILE) --extra torch -o requirements/torch.txt
 
 format: setup  ## sort imports and format the code
 	@$(BIN)/ruff check --quiet --select I --fix . && $(BIN)/ruff format .

@@ -19,9 +19,9 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# Which extras each file is compiled with. `train` and `oracle` are optional: they are checked when they are there.
+# Which extras each file is compiled with. The others are optional: they are checked when they are there.
 REQUIRED = {"run": (), "dev": ("test", "bench")}
-OPTIONAL = {"train": ("train",), "oracle": ("oracle",)}
+OPTIONAL = {"train": ("train",), "oracle": ("oracle",), "torch": ("torch",)}
 
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)( ; (?P<marker>[^\\]*?))?(?P<hashes>( --hash=\S+)*)\s*$")
 
