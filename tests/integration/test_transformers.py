@@ -168,7 +168,7 @@ def test_quantised_experts_answer_like_the_weights_that_they_stand_for(olmoe, un
     model.tierd.close()
 
 
-def test_batches_pipelines_and_sampling_work_as_ever(olmoe, unmodified):
+def test_batches_and_sampling_work_as_ever(olmoe, unmodified):
     model = load(olmoe / "store", arena="25%", prefetch=True)
     ids = torch.cat([prompt(9), prompt(9).flip(1)])
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, "pad_token_id": 0, "do_sample": True}

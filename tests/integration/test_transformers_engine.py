@@ -25,6 +25,7 @@ from compute_node.serving.requests import Done, FinishReason, Request, Token  # 
 from tierd.checkpoint.convert import Conversion, convert  # noqa: E402
 from tierd.client.in_process import InProcess  # noqa: E402
 from tierd.client.source import Phase  # noqa: E402
+from tierd.integrations.transformers import load  # noqa: E402
 from tierd.integrations.transformers.conversion import plan_by_transformers  # noqa: E402
 from tierd.store.store import ExpertStore  # noqa: E402
 
@@ -50,7 +51,7 @@ def make(name, root):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(root / "checkpoint" / "tokenizer.json"))
     (root / "checkpoint" / "chat_template.jinja").write_text(TEMPLATE)
-    (root / "checkpoint" / "tokenizer_config.json").write_text("{}")
+    (root / "checkpoint" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     Conversion.prepare(root / "checkpoint", root / "store", experts="f32", planner=plan_by_transformers).run()
     return root, model
 
@@ -160,6 +161,22 @@ def test_requests_served_together_get_the_tokens_that_each_gets_alone(gpt_oss, o
     assert {event.reason for event in done.values()} == {FinishReason.LENGTH}
     assert [answers[number] for number in range(3)] == [greedy(gpt_oss[1], prompt, 6) for prompt in prompts]
     assert opened.cache.pool.available == opened.cache.pool.pages
+
+
+def test_pipelines_and_chat_templates_work_on_a_loaded_model(gpt_oss):
+    root, unmodified = gpt_oss
+    model = load(root / "store", in_process=True)
+    tokenizer = model.tierd.tokenizer()
+    messages = [{"role": "user", "content": "Hello"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<user>Hello<assistant>"
+    answers = []
+    for each in (unmodified, model):
+        talk = transformers.pipeline("text-generation", model=each, tokenizer=tokenizer)
+        (answer,) = talk(messages, max_new_tokens=5, do_sample=False, pad_token_id=0)
+        answers.append(answer["generated_text"][-1])
+    assert answers[0] == answers[1]
+    assert answers[0]["role"] == "assistant"
+    model.tierd.close()
 
 
 def test_context_and_vocabulary_bound_what_is_computed(opened):
