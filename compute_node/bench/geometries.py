@@ -86,6 +86,33 @@ GEOMETRIES: Final = {
             },
         ),
         BenchGeometry(
+            "qwen3-next-80b-a3b",
+            {
+                "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
+                "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_hidden_layers": 48,
+                "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "hidden_act": "silu",
+                "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+                "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "rope_theta": 10000000.0,
+                "partial_rotary_factor": 0.25, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True,
+                "tie_word_embeddings": False,
+            },
+        ),
+        BenchGeometry(
+            "gpt-oss-120b",
+            {
+                "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+                "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+                "hidden_act": "silu", "attention_bias": True, "sliding_window": 128, "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "num_local_experts": 128, "num_experts_per_tok": 4,
+                "rope_scaling": {
+                    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                },
+                "tie_word_embeddings": False,
+            },
+        ),
+        BenchGeometry(
             "glm-5.2",
             {
                 "model_type": "qwen3_moe", "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ from compute_node.engine.weights import Weights
 from compute_node.kernels import Matrix
 from compute_node.models.decoder import build_program
 from compute_node.models.registry import family_of
+from tierd.checkpoint.config import Config
+from tierd.checkpoint.registry import family_for
 from tierd.errors import LimitExceeded, UsageError
 from tierd.store.formats import DenseFormat, ExpertFormat
 from tierd.store.geometry import ExpertLayer, Geometry
@@ -44,10 +46,15 @@ class _Recorder(Weights):
         self.shapes[name] = (rows, cols)
         return Matrix("f32", rows, cols, np.empty((rows, cols), np.float32))
 
-    def vector(self, name: str, length: int) -> NDArray[np.float32]:
-        """Any vector of that length."""
-        self.shapes[name] = (length,)
-        return np.empty(length, np.float32)
+    def parts(self, name: str, rows: int, cols: int, orders: Sequence[NDArray[np.int64]]) -> tuple[Matrix, ...]:
+        """Any matrices of so many rows."""
+        self.shapes[name] = (rows, cols)
+        return tuple(Matrix("f32", len(o), cols, np.empty((len(o), cols), np.float32)) for o in orders)
+
+    def array(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Any tensor of that shape."""
+        self.shapes[name] = shape
+        return np.zeros(shape, np.float32)
 
     def finish(self, *, unused_allowed: set[str], kept: tuple[str, ...] = ()) -> None:
         """Nothing was left over, since there was nothing."""
@@ -77,7 +84,14 @@ class RandomModel:
         self._seed = seed
         self._pool = np.random.Generator(np.random.Philox(seed)).integers(0, 256, _POOL_BYTES, np.uint8)
         self._shapes = dense_shapes(config)
-        self._layout = expert_layout(ExpertFormat(experts), sizes.hidden_size, sizes.expert_width)
+        mapping = family_for(Config(config, _CONFIG))
+        self._layout = expert_layout(
+            ExpertFormat(experts),
+            sizes.hidden_size,
+            sizes.expert_width,
+            activation=mapping.activation,
+            biases=mapping.expert_biases,
+        )
         geometry = Geometry(
             hidden_size=sizes.hidden_size,
             intermediate_size=sizes.expert_width,
@@ -133,9 +147,9 @@ class RandomModel:
         return self._config
 
     def read_dense(self, name: str) -> DenseTensor:
-        """An int8 matrix with row scales that keep its outputs near one, or a vector of ones."""
+        """An int8 matrix with row scales that keep its outputs near one, or ones in any other shape."""
         shape = self._shapes[name]
-        if len(shape) == 1:
+        if len(shape) != 2:
             return DenseTensor(dtype="f32", data=np.ones(shape, np.float32), scales=None)
         data = self._bytes(shape[0] * shape[1], zlib.crc32(name.encode())).view(np.int8).reshape(shape)
         spread = np.float32(shape[1] ** -0.5 / 74)
@@ -146,6 +160,9 @@ class RandomModel:
         record = self._bytes(self._layout.record_bytes, self.geometry.flat(layer, expert))
         kind, generator = ExpertFormat(self._layout.format), np.random.Generator(np.random.Philox(self._seed))
         for part, view in self._layout.views(record).items():
+            if part.endswith(".bias"):
+                view[...] = 0
+                continue
             columns = self._layout.part(part.removesuffix(".scales")).shape[1]
             if part.endswith(".scales"):
                 fill_scales(view, np.float32(columns**-0.5), kind, generator)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from compute_node.bench.geometries import BenchGeometry
 from compute_node.bench.random_model import dense_shapes
 from compute_node.models.registry import family_of
+from tierd.checkpoint.config import Config
+from tierd.checkpoint.registry import family_for
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 from tierd.store.formats import ExpertFormat
@@ -51,7 +53,9 @@ def random_store(
         return ExpertStore.open(path)
     cache.mkdir(parents=True, exist_ok=True)
     shapes = dense_shapes(config)
-    record = expert_layout(ExpertFormat(experts_format), sizes.hidden_size, sizes.expert_width).record_bytes
+    mapping = family_for(Config(config, geometry.name))
+    kind: dict[str, Any] = {"activation": mapping.activation, "biases": mapping.expert_biases}
+    record = expert_layout(ExpertFormat(experts_format), sizes.hidden_size, sizes.expert_width, **kind).record_bytes
     needed = record * sizes.experts * layers + sum(2 * int(np.prod(shape)) for shape in shapes.values())
     free = shutil.disk_usage(cache).free
     if free < needed:
@@ -69,6 +73,7 @@ def random_store(
             hidden=sizes.hidden_size,
             intermediate=sizes.expert_width,
             format=experts_format,
+            **kind,
             dense=_dense(shapes),
             config=config,
         )
@@ -77,11 +82,11 @@ def random_store(
 
 
 def _dense(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
-    """Bits of bf16: ones for vectors, and matrices that keep their outputs near one."""
+    """Bits of bf16: matrices that keep their outputs near one, and ones in any other shape."""
     rng = np.random.Generator(np.random.Philox(key=_SEED))
     dense = {}
     for name, shape in shapes.items():
-        if len(shape) == 1:
+        if len(shape) != 2:
             dense[name] = np.full(shape, 0x3F80, np.uint16)
         else:
             values = rng.standard_normal(shape, dtype=np.float32) * np.float32(shape[1] ** -0.5)

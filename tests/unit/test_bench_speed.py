@@ -98,6 +98,18 @@ def test_other_expert_formats_stay_finite(experts):
         assert np.isfinite(model.extend(model.cache.take(), [1, 2], phase=Phase.PREFILL)).all()
 
 
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "gpt-oss-120b"])
+def test_random_models_of_other_layers_stay_finite(name):
+    geometry = geometry_named(name)
+    small = {"hidden_size": 64, "vocab_size": 256, "num_attention_heads": 8, "intermediate_size": 64}
+    small |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64} if "next" in name else {}
+    config = geometry.cut(4, experts=12) | small
+    with Model(InProcess(RandomModel(config)), ModelOptions(numerics="fast", context=64, threads=1)) as model:
+        logits = model.extend(model.cache.take(), list(range(20)), phase=Phase.PREFILL, logits_of=range(20))
+    assert np.isfinite(logits).all()
+    assert 0.05 < logits.std() < 20
+
+
 def test_random_experts_in_float32_are_refused():
     with pytest.raises(LimitExceeded, match="random experts"):
         RandomModel(TINY, experts="f32").read_record(0, 0)
