@@ -28,7 +28,7 @@ COPIES, POSITIONS, STATES_IN, STATES_OUT, COUNT = range(8, 13)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _source(m: Any, at: int, begin: int) -> int:
+def _source(m: Any, at: int, begin: int) -> Any:
     """Address of the input of row `at`: a row of this step, or kept from before row `begin` was reached; 0 if never."""
     if at >= begin:
         return m[X] + at * m[X_STRIDE]
