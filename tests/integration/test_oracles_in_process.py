@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.families import FOLDERS, measure, table
+from oracles.families import CODERS, FOLDERS, measure, table
 
 from compute_node import embedded
 from compute_node.commands.families import known_families
@@ -59,6 +59,11 @@ def test_the_table_of_families_is_what_was_measured(measured):
     rows = table({name: measured(name) for name in FOLDERS})
     assert [row["name"] for row in rows] == sorted(row["name"] for row in rows)
     assert known_families() == rows, "python tests/oracles/families.py writes the table"
+    readme = (ORACLES.parents[1] / "README.md").read_text().splitlines()
+    for row in rows:
+        (line,) = (line for line in readme if line.startswith(f"| {row['name']} | "))
+        assert f" {row['max_logit_error']:.1e} " in line
+        assert all(code in line for code in row["formats"] if code not in CODERS)
 
 
 @pytest.mark.parametrize("wrong", ["logits", "greedy", "routes", "route_weights", "shape"])
