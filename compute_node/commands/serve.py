@@ -212,9 +212,7 @@ def serve(
         sys.setswitchinterval(_SWITCH_SECONDS)
         console.print(opened.headline(), style="dim", markup=False, soft_wrap=True)
         # On standard output, so that a script can wait for it.
-        print(
-            f"serving {', '.join(served.service.names)} on {served.http.url} · chat at {served.http.url}/", flush=True
-        )
+        print(f"serving {', '.join(served.service.names)} on {served.http.url}", flush=True)
         _run(served, loop, stopped, api.drain_seconds)
 
 

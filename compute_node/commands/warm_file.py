@@ -58,7 +58,8 @@ def load_warm(path: Path, cache: KVCache, sequence: Sequence, facts: Mapping[str
         do not fit.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # Opened here, since numpy leaves a file open that turns out to be none of its own.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             known = json.loads(arrays[_FACTS].tobytes())
             tokens = known.pop("tokens")
             if known != dict(facts):
