@@ -46,18 +46,22 @@ def check_attempts(world: World) -> None:
         if state is SlotState.ABANDONED:
             assert slot in busy, f"slot {slot} stays abandoned though its read returned"
         elif state is SlotState.FILLING and slot not in busy:
-            assert slots._experts[slot] in world.device.flying, f"slot {slot} waits for no read"
+            wanted = world.device.flying.keys() | world.broker._fair.waiting
+            assert slots._experts[slot] in wanted, f"slot {slot} waits for no read"
 
 
 def check_reads(world: World) -> set[int]:
     """Single flight: what the broker reads is what it asked for, once, and is not published yet. Returns these."""
-    reading = set(world.device.flying)
+    waiting = world.broker._fair.waiting
+    assert not waiting & world.device.flying.keys(), "a read that waits for its turn has begun"
+    assert not waiting or world.device.flying, "reads wait for their turn, and none runs"
+    reading = set(world.device.flying) | waiting
     assert world.broker.reading == len(reading), "the broker counts other reads than it asked for"
     for flat in reading:
         assert world.table.words[flat] == ABSENT, f"expert {flat} is published while it is being read"
     if not world.replicated:
         attempts = [job.read.expert for drive in world.drives for job in drive.outstanding]
-        assert sorted(attempts) == sorted(reading), "the drive reads something else than it was asked for"
+        assert sorted(attempts) == sorted(reading - waiting), "the drive reads something else than it was asked for"
     return reading
 
 

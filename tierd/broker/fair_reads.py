@@ -36,6 +36,11 @@ class FairReads:
     def __len__(self) -> int:
         return len(self._owner)
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Experts whose reads wait for their turn."""
+        return frozenset(self._owner)
+
     def begin(self, session: int, flats: Sequence[int]) -> None:
         """A session misses these experts, in its router's order; each is submitted once, sooner or later."""
         if flats:
