@@ -168,6 +168,25 @@ def test_quantised_experts_answer_like_the_weights_that_they_stand_for(olmoe, un
     model.tierd.close()
 
 
+@pytest.mark.parametrize("kind", ["f32", "ue8m0"])
+def test_published_8_bit_floats_answer_like_the_weights_that_they_stand_for(kind, tmp_path, request):
+    oracles = request.config.rootpath / "tests" / "oracles"
+    codes, values = tmp_path / "codes", tmp_path / "values"
+    command = [sys.executable, oracles / "quantise_folder.py", oracles / "qwen3_moe", codes, values, "--coding", "fp8"]
+    subprocess.run([*command, *(["--scales", kind] if kind == "ue8m0" else [])], check=True, timeout=60)
+    unmodified = transformers.AutoModelForCausalLM.from_pretrained(
+        values, dtype=torch.float32, attn_implementation="eager"
+    )
+    store = ExpertStore.open(to_store(codes, tmp_path / "store"))
+    assert store.manifest.expert_format == ("bf16" if kind == "ue8m0" else "f32")
+    assert {info.dtype for info in store.manifest.dense} >= {"fp8"}
+    model = load(store.path, dtype="float32", in_process=True, attn_implementation="eager")
+    result = compare(unmodified.eval(), model, prompt() % 100)
+    assert result.greedy_match
+    assert result.max_logit_error < 1e-5
+    model.tierd.close()
+
+
 def test_batches_and_sampling_work_as_ever(olmoe, unmodified):
     model = load(olmoe / "store", arena="25%", prefetch=True)
     ids = torch.cat([prompt(9), prompt(9).flip(1)])

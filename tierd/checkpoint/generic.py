@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tierd.checkpoint.finder import FLOAT_DTYPES, FP8_DTYPE
 from tierd.checkpoint.mapping import DenseSpec
 from tierd.checkpoint.plan import MADE_DENSE, NATIVE, ConversionPlan, known_format, native_format, plan_dense
 from tierd.checkpoint.quantise import bf16_to_f32, f32_to_bf16, quantise_int4, quantise_int8
@@ -32,7 +33,8 @@ __all__ = ["WHOLE_DTYPES", "GenericExpert", "GenericLayer", "GenericModel", "pla
 
 WHOLE_DTYPES: Final = ("I64", "I32", "U8")
 """Types of tables that are kept as they are."""
-_FLOAT_DTYPES: Final = ("F32", "BF16", "F16")
+_POWERS: Final = ("F8_E8M0", "U8")
+"""Types of scales that are powers of two."""
 _MAX_SIZE: Final = 1 << 24
 """The largest dimension that a store can express."""
 
@@ -93,7 +95,8 @@ class GenericModel:
 
     Attributes:
         family: a short name.
-        tensors: all published tensors, by published name.
+        tensors: all published tensors but scales, by published name.
+        scales: of tensors that hold 8-bit floats, by the names of these.
         layers: with routed experts, rising.
         top_k: experts of a token.
         vocab_size: rows of the embedding.
@@ -103,6 +106,7 @@ class GenericModel:
 
     family: str
     tensors: Mapping[str, SourceTensor]
+    scales: Mapping[str, SourceTensor]
     layers: list[GenericLayer]
     top_k: int
     vocab_size: int
@@ -126,13 +130,14 @@ def plan_generic(model: GenericModel, *, experts: str, dense: str, shard_bytes: 
     known_format(dense, [NATIVE, *MADE_DENSE], "--dense")
     used = {tensor.name for expert in model.experts for tensor in expert.tensors}
     others = {name: tensor for name, tensor in model.tensors.items() if name not in used}
-    for tensor in others.values():
-        _check_dense(tensor)
+    for name, tensor in others.items():
+        _check_dense(tensor, coded=name in model.scales)
     remarks: list[str] = []
-    expert_dtypes = {tensor.dtype for expert in model.experts for tensor in expert.tensors}
+    expert_dtypes = {_exact_dtype(model, name) for name in used if name in model.tensors}
     expert_format = ExpertFormat(native_format(experts, expert_dtypes, "experts", remarks))
     kinds = {tensor.dtype for name, tensor in others.items() if name in model.matrices}
-    dense_format = DenseFormat(native_format(dense, kinds, "dense tensors", remarks))
+    plain = native_format(dense, kinds - {FP8_DTYPE}, "dense tensors", remarks)
+    dense_format = DenseFormat.FP8 if dense == NATIVE and FP8_DTYPE in kinds else DenseFormat(plain)
     geometry = _geometry(model, expert_format)
     sources = {
         name: (tensor, DenseSpec(tensor.shape, keep_precision=name not in model.matrices))
@@ -143,7 +148,7 @@ def plan_generic(model: GenericModel, *, experts: str, dense: str, shard_bytes: 
         geometry,
         expert_format,
         dense_format,
-        plan_dense(sources, dense_format, shard_bytes),
+        plan_dense(sources, dense_format, shard_bytes, scales=model.scales),
         plan_expert_shards(geometry, shard_bytes),
         remarks,
         model.interface,
@@ -175,8 +180,16 @@ def _geometry(model: GenericModel, expert_format: ExpertFormat) -> Geometry:
     )
 
 
-def _check_dense(tensor: SourceTensor) -> None:
-    if tensor.dtype not in (*_FLOAT_DTYPES, *WHOLE_DTYPES):
+def _exact_dtype(model: GenericModel, name: str) -> str:
+    """The smallest type that holds a tensor's values exactly; of 8-bit floats bf16 if scales are powers of two."""
+    scales = model.scales.get(name)
+    if scales is None:
+        return model.tensors[name].dtype
+    return "BF16" if scales.dtype in _POWERS else "F32"
+
+
+def _check_dense(tensor: SourceTensor, *, coded: bool) -> None:
+    if tensor.dtype not in (*FLOAT_DTYPES, *WHOLE_DTYPES) and not coded:
         raise UnsupportedModel(f"{tensor.path}: tensor {tensor.name} has the dtype {tensor.dtype}: no store holds it")
     if any(not 1 <= size <= _MAX_SIZE for size in tensor.shape):
         raise UnsupportedModel(

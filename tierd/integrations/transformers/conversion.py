@@ -12,9 +12,11 @@ import transformers
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from tierd.checkpoint.finder import FP8_DTYPE
 from tierd.checkpoint.generic import GenericExpert, GenericLayer, GenericModel, plan_generic
 from tierd.checkpoint.plan import ConversionPlan
-from tierd.checkpoint.reader import Checkpoint, SourceTensor
+from tierd.checkpoint.quantisation import Coding, Quantisation
+from tierd.checkpoint.reader import Checkpoint, SourceTensor, missing_tensors
 from tierd.errors import UnsupportedModel
 from tierd.integrations.transformers.architecture import config_of, empty_model, text_config
 from tierd.integrations.transformers.interface import ExpertsModule, experts_modules
@@ -48,20 +50,26 @@ def resolve_by_transformers(checkpoint: Checkpoint) -> GenericModel:
         UnsupportedModel: an architecture, checkpoint format or layout of experts that cannot be carried; by name.
         StoreDamaged: the checkpoint does not have the experts that its config says.
     """
-    checkpoint.config.refuse_quantised()
+    coding = Quantisation.read(checkpoint.config).coding
+    if coding not in (Coding.PLAIN, Coding.FP8):
+        raise UnsupportedModel(
+            f"{checkpoint.config.where}: the checkpoint is quantised to {coding}: that is read for known families only",
+            hint="Use the model's unquantised release; tierd quantises with --experts int8 or int4-g64.",
+        )
     config = config_of(checkpoint.folder)
     model = empty_model(config)
     modules = experts_modules(model)
     wanted = {f"{module.path}.{name}" for module in modules for name in module.parameters}
     mapping = get_model_conversion_mapping(model)
-    tensors = _published(checkpoint)
-    parameters, renamed = collect(tensors, model, mapping, wanted)
+    tensors, scales = _published(checkpoint)
+    parameters, renamed = collect(tensors, scales, model, mapping, wanted)
     layers = [_layer(module, parameters, config) for module in modules]
     for layer, module in zip(layers, modules, strict=True):
         _check_first(layer, module)
     return GenericModel(
         family=str(config.model_type),
         tensors=tensors,
+        scales=scales,
         layers=layers,
         top_k=min(_top_k(model, modules[0], config), *(module.experts for module in modules)),
         vocab_size=int(getattr(text_config(config), "vocab_size", 0) or 0),
@@ -74,15 +82,28 @@ def resolve_by_transformers(checkpoint: Checkpoint) -> GenericModel:
     )
 
 
-def _published(checkpoint: Checkpoint) -> dict[str, SourceTensor]:
-    """All tensors, those of other towers than the text model's too, under the names that transformers expects."""
-    return {
+def _published(checkpoint: Checkpoint) -> tuple[dict[str, SourceTensor], dict[str, SourceTensor]]:
+    """All tensors, those of other towers than the text model's too, under the names that transformers expects.
+
+    Returns:
+        Tensors by name, and the scales of those that hold 8-bit floats by the same names.
+
+    Raises:
+        StoreDamaged: scales are missing.
+    """
+    tensors = {
         entry.name: SourceTensor(
             entry.name, entry.dtype, entry.shape, checkpoint.folder / file, entry.begin, entry.nbytes
         )
         for file, header in checkpoint.headers.items()
         for entry in header.tensors.values()
     }
+    coded = [name for name, tensor in tensors.items() if tensor.dtype == FP8_DTYPE]
+    lost = [f"{name}_scale_inv" for name in coded if f"{name}_scale_inv" not in tensors]
+    if lost:
+        raise missing_tensors(checkpoint.folder, lost, len(tensors), len(checkpoint.headers))
+    scales = {name: tensors.pop(f"{name}_scale_inv") for name in coded}
+    return tensors, scales
 
 
 def _layer(module: ExpertsModule, parameters: Mapping[str, Parameter], config: Any) -> GenericLayer:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import core_model_loading as rules
 
+from tierd.checkpoint.decode import block_scales
+from tierd.checkpoint.finder import FP8_DTYPE
 from tierd.checkpoint.reader import SourceTensor
 from tierd.errors import StoreDamaged, UnsupportedModel
+from tierd.integrations.transformers.dequantise import fp8_values
 from tierd.store.reading import read_exact
 from tierd.store.shards import tensor_bytes
 
@@ -24,6 +28,7 @@ __all__ = ["TORCH_DTYPES", "Parameter", "collect"]
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
+_MATRIX: Final = 2
 _ALIKE = ("Chunk", "Concatenate", "Interleave", "MergeModulelist", "Transpose")
 """Rules that treat each expert alike as long as they leave the first dimension alone."""
 
@@ -36,20 +41,23 @@ class Parameter:
         target: its name in the model, the first one's if there are several.
         converter: transformers' rule; None: the published tensor is the parameter.
         sources: published tensors by the rule's patterns, in the order of the experts.
+        scales: by the names of published tensors, those that hold 8-bit floats.
     """
 
     target: str
     converter: Any
     sources: dict[str, list[SourceTensor]] = field(default_factory=dict)
+    scales: Mapping[str, SourceTensor] = field(default_factory=dict)
     _whole: dict[str, torch.Tensor] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tensors_of(self, expert: int, experts: int) -> list[SourceTensor]:
         """The published tensors from which an expert is made."""
-        kind = self._kind(experts)
-        if kind == "single":
-            return [listed[expert] for listed in self.sources.values()]
-        return [tensor for listed in self.sources.values() for tensor in listed]
+        single = self._kind(experts) == "single"
+        found = [
+            tensor for listed in self.sources.values() for tensor in (listed[expert : expert + 1] if single else listed)
+        ]
+        return found + [self.scales[tensor.name] for tensor in found if tensor.name in self.scales]
 
     def names(self) -> list[str]:
         """Names in the model of all parameters that come from this rule."""
@@ -70,14 +78,17 @@ class Parameter:
             with self._lock:
                 if self._whole is None:
                     self._whole = self._convert(
-                        {pattern: [_read(tensor) for tensor in listed] for pattern, listed in self.sources.items()},
+                        {
+                            pattern: [self._read(tensor) for tensor in listed]
+                            for pattern, listed in self.sources.items()
+                        },
                         config,
                     )
                 return self._whole[name][expert]
         if kind == "single":
-            given = {pattern: [_read(listed[expert])] for pattern, listed in self.sources.items()}
+            given = {pattern: [self._read(listed[expert])] for pattern, listed in self.sources.items()}
         else:
-            given = {pattern: [_read_row(listed[0], expert)] for pattern, listed in self.sources.items()}
+            given = {pattern: [self._read(listed[0], expert)] for pattern, listed in self.sources.items()}
         if self.converter is None:
             return next(iter(given.values()))[0][0]
         return self._convert(given, config)[name][0]
@@ -102,6 +113,18 @@ class Parameter:
             hint="This looks like an incomplete download: compare the list of files with the published one.",
         )
 
+    def _read(self, tensor: SourceTensor, row: int | None = None) -> torch.Tensor:
+        """A published tensor, or [1, …]: one row of its first dimension; 8-bit floats as the float32 they stand for."""
+        scales = self.scales.get(tensor.name)
+        if scales is None:
+            return _plain(tensor, row)
+        codes = _bytes(tensor, row).view(torch.uint8)
+        grid = _bytes(scales, row)
+        wide = torch.from_numpy(block_scales(scales, grid.numpy())).view(_shape(scales, row))
+        if codes.ndim == _MATRIX:
+            return fp8_values(codes, wide)
+        return torch.stack([fp8_values(*each) for each in zip(codes, wide, strict=True)])
+
     def _convert(self, given: dict[str, list[torch.Tensor]], config: Any) -> dict[str, torch.Tensor]:
         """Tensors by full name; the rule's own patterns are replaced as transformers does it."""
         values: dict[str, Any] = given
@@ -125,12 +148,17 @@ class Parameter:
 
 
 def collect(
-    tensors: dict[str, SourceTensor], model: Any, mapping: list[Any], wanted: set[str]
+    tensors: Mapping[str, SourceTensor],
+    scales: Mapping[str, SourceTensor],
+    model: Any,
+    mapping: list[Any],
+    wanted: set[str],
 ) -> tuple[dict[str, Parameter], dict[str, str]]:
     """Which published tensors make which parameters.
 
     Args:
-        tensors: of the checkpoint, by name.
+        tensors: of the checkpoint, by name, without scales.
+        scales: of those that hold 8-bit floats, by the same names.
         model: empty one.
         mapping: transformers' rules for it.
         wanted: names of parameters of routed experts.
@@ -160,7 +188,7 @@ def collect(
         if not wanted.intersection(names):
             renamed[name] = target
             continue
-        parameter = found.setdefault(target, Parameter(target, converter))
+        parameter = found.setdefault(target, Parameter(target, converter, scales=scales))
         parameter.sources.setdefault(name if pattern is None else pattern, []).append(tensors[name])
     by_name = {each: parameter for parameter in found.values() for each in parameter.names()}
     lost = sorted(wanted - set(by_name))
@@ -181,22 +209,22 @@ def _is_alike(rule: Any) -> bool:
     return all(dim not in (0, -3) for dim in dims)
 
 
-def _read(tensor: SourceTensor) -> torch.Tensor:
-    return _view(read_exact(tensor.path, tensor.offset, tensor.nbytes), tensor, tensor.shape)
+def _shape(tensor: SourceTensor, row: int | None) -> tuple[int, ...]:
+    return tensor.shape if row is None else (1, *tensor.shape[1:])
 
 
-def _read_row(tensor: SourceTensor, row: int) -> torch.Tensor:
-    """[1, …]: one row of the first dimension."""
-    shape = tensor.shape[1:]
-    size = tensor_bytes(tensor.dtype, shape)
-    return _view(read_exact(tensor.path, tensor.offset + row * size, size), tensor, (1, *shape))
+def _bytes(tensor: SourceTensor, row: int | None) -> torch.Tensor:
+    """The bytes of a tensor, uint8: flat for scales, in the tensor's shape for codes of one byte."""
+    size = tensor.nbytes if row is None else tensor_bytes(tensor.dtype, tensor.shape[1:])
+    data = torch.from_numpy(read_exact(tensor.path, tensor.offset + (row or 0) * size, size))
+    return data.view(_shape(tensor, row)) if tensor.dtype == FP8_DTYPE else data
 
 
-def _view(data: Any, tensor: SourceTensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _plain(tensor: SourceTensor, row: int | None) -> torch.Tensor:
     dtype = TORCH_DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UnsupportedModel(
             f"{tensor.path}: tensor {tensor.name} has the dtype {tensor.dtype}; F32, BF16 and F16 are read",
             hint="Use the model's unquantised release; tierd quantises with --experts int8 or int4-g64.",
         )
-    return torch.from_numpy(data).view(dtype).view(shape)
+    return _bytes(tensor, row).view(dtype).view(_shape(tensor, row))
