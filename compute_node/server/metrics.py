@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -99,6 +99,8 @@ class NodeMetrics:
     """
 
     def __init__(self, facts: dict[str, str]) -> None:
+        # Moments of creation double the series and tell nothing: all are there from the start.
+        disable_created_metrics()
         self.registry = CollectorRegistry()
         self._stats: Callable[[], EngineStats] | None = None
         build = Info("compute_node_build", "Version, model and machine code.", registry=self.registry)

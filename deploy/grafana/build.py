@@ -15,7 +15,8 @@ from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingCo
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, StackingMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
-from panels import DASHBOARDS, Panel
+from panels import DASHBOARDS
+from queries import Dashboard, Panel
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
 WIDTH = 24
@@ -49,13 +50,20 @@ def _lines(panel: Panel, across: int) -> timeseries.Panel:
     return made
 
 
-def build(uid: str, title: str, rows: dict[str, list[Panel]]) -> str:
+def build(uid: str, page: Dashboard) -> str:
     """One dashboard as JSON text."""
-    made = dashboard.Dashboard(title).uid(uid).tags(["tierd"]).refresh("10s").time("now-30m", "now").timezone("browser")
-    variable = dashboard.QueryVariable("instance").label("Daemon").datasource(SOURCE).multi(True).include_all(True)
-    variable = variable.query("label_values(tierd_build_info, instance)").all_value(".+")
+    made = (
+        dashboard.Dashboard(page.title)
+        .uid(uid)
+        .tags(["tierd"])
+        .refresh("10s")
+        .time("now-30m", "now")
+        .timezone("browser")
+    )
+    variable = dashboard.QueryVariable("instance").label(page.shown).datasource(SOURCE).multi(True).include_all(True)
+    variable = variable.query(f"label_values({page.metric}, instance)").all_value(".+")
     made = made.with_variable(variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED))
-    for name, panels in rows.items():
+    for name, panels in page.rows.items():
         made = made.with_row(dashboard.Row(name))
         for panel in panels:
             made = made.with_panel(_stat(panel) if panel.kind == "stat" else _lines(panel, 2 if len(panels) < 3 else 3))
@@ -65,8 +73,8 @@ def build(uid: str, title: str, rows: dict[str, list[Panel]]) -> str:
 def main() -> None:
     """Write every dashboard."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "dashboards"
-    for uid, (title, rows) in DASHBOARDS.items():
-        (folder / f"{uid}.json").write_text(build(uid, title, rows))
+    for uid, page in DASHBOARDS.items():
+        (folder / f"{uid}.json").write_text(build(uid, page))
 
 
 if __name__ == "__main__":

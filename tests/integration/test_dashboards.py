@@ -1,4 +1,4 @@
-"""Metrics, rules and dashboards against a real Prometheus that scrapes a real daemon under load."""
+"""Metrics, rules and dashboards against a real Prometheus that scrapes a real daemon and a real node under load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from api_server import served
 from daemons import command, eventually
 from prometheus_client.parser import text_string_to_metric_families
 from sessions import RawSession
@@ -81,6 +82,36 @@ class Load:
             thread.join(20)
 
 
+class Questions:
+    """Clients of a node that ask for a few tokens, one after the other, until told to stop."""
+
+    def __init__(self, url):
+        self.url = url
+        self.stopping = threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(number,)) for number in range(2)]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, number):
+        with httpx.Client(base_url=self.url, timeout=60) as client:
+            while not self.stopping.is_set():
+                asked = {"model": "tiny", "prompt": f"Once {number} ", "max_tokens": 3, "temperature": 0}
+                assert client.post("/v1/completions", json=asked).status_code == 200
+                assert client.get("/v1/nowhere").status_code == 404
+
+    def stop(self):
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def node(embedded_store):
+    """A node that serves the embedded model."""
+    with served(embedded_store, node={"threads": 1}) as model:
+        yield model
+
+
 @pytest.fixture(scope="module")
 def daemon(serve_module, pattern_store, tmp_path_factory):
     """With a mirror, and a fault plan so that errors are seen, too."""
@@ -94,15 +125,16 @@ def daemon(serve_module, pattern_store, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prometheus(daemon):
-    """A Prometheus that has scraped the daemon for some seconds of load; gives the address of its API."""
+def prometheus(daemon, node):
+    """A Prometheus that has scraped both for some seconds of load; gives the address of its API."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    load = Load(daemon)
+    loads = [Load(daemon), Questions(node.url)]
     with tempfile.TemporaryDirectory(prefix="tierd-prometheus-") as name:
         folder = Path(name)
         text = (DEPLOY / "prometheus/prometheus.yml").read_text()
         text = text.replace("127.0.0.1:9480", daemon.http.removeprefix("http://")).replace("10s", "500ms")
+        text = text.replace("127.0.0.1:8000", node.url.removeprefix("http://"))
         (folder / "prometheus.yml").write_text(text)
         for rules in RULES:
             shutil.copy(DEPLOY / "prometheus" / rules, folder)
@@ -119,7 +151,11 @@ def prometheus(daemon):
         def scraped():
             assert process.poll() is None, (folder / "log").read_text()
             try:
-                return float(query(api, "min(count_over_time(tierd_requests_total[1m]))")[0]["value"][1]) >= 6
+                counts = [
+                    float(query(api, f"min(count_over_time({name}[1m]))")[0]["value"][1])
+                    for name in ("tierd_requests_total", "compute_node_requests_ended_total")
+                ]
+                return min(counts) >= 6
             except (httpx.TransportError, json.JSONDecodeError, IndexError):
                 return False  # it is starting
 
@@ -127,7 +163,8 @@ def prometheus(daemon):
             eventually(scraped, 40)
             yield api
         finally:
-            load.stop()
+            for load in loads:
+                load.stop()
             process.terminate()
             process.wait(20)
 
@@ -139,14 +176,18 @@ def query(api, expression):
 
 
 def wire(daemon):
-    text = httpx.get(f"{daemon.http}/metrics", timeout=10).text
+    return families(daemon.http)
+
+
+def families(url):
+    text = httpx.get(f"{url}/metrics", timeout=10).text
     return {family.name.removesuffix("_info"): family for family in text_string_to_metric_families(text)}
 
 
-def named_in(text):
+def named_in(text, prefix="tierd"):
     """Families that a text names, without the suffixes of their series."""
     names = set()
-    for name in re.findall(r"\btierd_[a-z_]+", text):
+    for name in re.findall(rf"\b{prefix}_[a-z_]+", text):
         suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
         names.add(name.removesuffix(suffix))
     return names
@@ -161,15 +202,16 @@ def test_rules_and_configuration_are_right_and_behave():
 def test_every_alert_says_what_to_do():
     import yaml  # noqa: PLC0415, comes with the tools of the extra `test`
 
-    (group,) = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
-    for rule in group["rules"]:
+    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
+    assert len(groups) == 2
+    for rule in (rule for group in groups for rule in group["rules"]):
         assert rule["labels"]["severity"] in {"page", "warn"}
         assert len(rule["annotations"]["summary"]) > 20
         assert len(rule["annotations"]["action"]) > 40
 
 
-def test_the_exposition_passes_the_linter_of_prometheus(daemon):
-    text = httpx.get(f"{daemon.http}/metrics", timeout=10).content
+def test_the_expositions_pass_the_linter_of_prometheus(daemon, node):
+    text = b"".join(httpx.get(f"{url}/metrics", timeout=10).content for url in (daemon.http, node.url))
     run = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30)
     assert (run.returncode, run.stderr) == (0, b"")
 
@@ -212,6 +254,15 @@ def test_documents_dashboards_and_wire_name_the_same_metrics(daemon):
         assert named_in((DEPLOY / "prometheus" / rules).read_text()) <= there
 
 
+def test_documents_dashboards_and_wire_name_the_same_metrics_of_a_node(node):
+    there = set(families(node.url))
+    dashboards = set().union(*(named_in(path.read_text(), "compute_node") for path in DASHBOARDS))
+    assert named_in((DEPLOY / "node-metrics.md").read_text(), "compute_node") == there
+    assert dashboards == there
+    for rules in RULES:
+        assert named_in((DEPLOY / "prometheus" / rules).read_text(), "compute_node") <= there
+
+
 def test_as_many_drives_as_are_admitted_stay_within_the_bound_of_series(daemon):
     samples = [sample for family in wire(daemon).values() for sample in family.samples]
     each = sum(sample.labels.get("drive") == "mirror1" for sample in samples)
@@ -246,6 +297,8 @@ def test_the_reference_table_is_the_one_that_the_command_prints():
     run = command("tierd", "metrics", "--doc")
     assert run.returncode == 0
     assert (DEPLOY / "metrics.md").read_text().endswith("\n\n" + run.stdout)
+    node = command("compute_node", "metrics", "--doc")
+    assert (DEPLOY / "node-metrics.md").read_text().endswith("\n\n" + node.stdout)
     refused = command("tierd", "metrics")
     assert refused.returncode == 2
     assert "--doc" in refused.stderr

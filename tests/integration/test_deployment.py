@@ -149,7 +149,8 @@ def test_a_notify_socket_that_is_gone_stops_nobody(serve, pattern_store, monkeyp
 
 def test_the_deployment_guide_names_files_that_exist():
     text = (DEPLOY / "README.md").read_text()
-    named = set(re.findall(r"`((?:systemd|container|kubernetes|prometheus|grafana)/[\w./-]*|metrics\.md)`", text))
+    folders = "systemd|container|kubernetes|prometheus|grafana"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*|(?:node-)?metrics\.md)`", text))
     assert len(named) > 8
     for name in named:
         assert (DEPLOY / name).exists(), name
