@@ -22,7 +22,6 @@ from compute_node.bench.geometries import BenchGeometry
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.random_store import random_store
-from tierd.policy.drawn_routes import RECORDED
 from compute_node.bench.timeline import TimedSource, Timeline
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.kernel_path import kernel_path
@@ -32,6 +31,7 @@ from tierd.client.daemon_dump import fetch_dump
 from tierd.client.daemon_stats import fetch_stats
 from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
+from tierd.policy.drawn_routes import RECORDED
 from tierd.prefetch.throttle import Throttle
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor, ExpertStore

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from compute_node.bench.drawn_hints import DrawnHints, stretched
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.quiet import Quiet
-from tierd.policy.drawn_routes import RECORDED
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.arena_source import ArenaSource
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.errors import TierdError
+from tierd.policy.drawn_routes import RECORDED
 from tierd.prefetch.throttle import Throttle
 from tierd.store.store import ExpertStore
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.bench.memory_bandwidth import memory_bandwidth
+from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.limit import dense_bytes_of_a_token, expert_bytes_of_a_token
-from compute_node.engine.model import Model
 from tierd.client.source import Phase
 from tierd.errors import UsageError
 from tierd.policy.trace import Trace
@@ -43,7 +43,7 @@ class RecordedWalk:
         UsageError: the trace belongs to another model, or has nothing to decode.
     """
 
-    def __init__(self, model: Model, trace: Trace, tokens: int) -> None:
+    def __init__(self, model: LanguageModel, trace: Trace, tokens: int) -> None:
         geometry = model.source.store.manifest.geometry
         if trace.layer_experts != tuple(entry.experts for entry in geometry.layers):
             raise UsageError(f"{trace.name} was recorded with another model")

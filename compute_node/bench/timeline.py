@@ -99,13 +99,9 @@ class TimedSource:
     """
 
     def __init__(self, source: ExpertSource, timeline: Timeline) -> None:
+        self.stats: SourceStats = source.stats
         self._source = source
         self._timeline = timeline
-
-    @property
-    def stats(self) -> SourceStats:
-        """Of the source."""
-        return self._source.stats
 
     @property
     def store(self) -> StoreView:

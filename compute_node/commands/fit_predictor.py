@@ -14,6 +14,7 @@ from rich.console import Console
 
 from compute_node.commands import options
 from compute_node.commands.opening import Opened, open_store
+from compute_node.engine.model import Model
 from compute_node.prediction.fitting import fit_guesses
 from compute_node.prediction.table_file import PREDICTOR, TableFile
 from tierd.errors import TierdError, UsageError
@@ -60,6 +61,8 @@ def fit_predictor(
     )
     console = Console(stderr=True, highlight=False)
     with open_store(store, settings, name="fit-predictor", console=console) as opened:
+        if not isinstance(opened.model, Model):
+            raise UsageError("this model's engine does not look ahead, so there is nothing to fit")
         fit = fit_guesses(
             opened.model,
             _texts(traces, opened, tokens),

@@ -100,7 +100,7 @@ class NodeMetrics:
 
     def __init__(self, facts: dict[str, str]) -> None:
         # Moments of creation double the series and tell nothing: all are there from the start.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._stats: Callable[[], EngineStats] | None = None
         build = Info("compute_node_build", "Version, model and machine code.", registry=self.registry)

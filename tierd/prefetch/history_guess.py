@@ -205,7 +205,8 @@ class HistoryGuess:
         believed = max(scores, key=lambda source: self._recall[place][source])
         probabilities = self._reliability[believed].probability(scores[believed])
         start, rows = self._starts[place], max(1, len(walk.tokens))
-        named, likely = [], []
+        named: list[int] = []
+        likely: list[float] = []
         for expert in np.argsort(-probabilities, kind="stable")[: 4 * self._top_k * rows].tolist():
             if probabilities[expert] < _LEAST or len(named) == _MOST_PER_CHOSEN * self._top_k * rows:
                 break
@@ -225,11 +226,12 @@ class HistoryGuess:
         if before and len(before) <= _MOST_TOKENS * self._top_k:
             # Of several rows at least one must want the expert.
             share = self._transitions.scores(_array(before), start, experts)
-            scores["layer before"] = 1 - (1 - share) ** np.float32(max(1.0, len(before) / self._top_k))
+            rows = max(1.0, len(before) / self._top_k)
+            scores["layer before"] = (1 - (1 - share) ** rows).astype(np.float32)
         if here and walk.tokens and (by_token := self._by_token(walk.tokens, place, start, experts)) is not None:
             scores["token"] = by_token
         if len(scores) == 2:
-            scores["both"] = (scores["layer before"] + scores["token"]) / 2
+            scores["both"] = ((scores["layer before"] + scores["token"]) / 2).astype(np.float32)
         return scores
 
     def _by_token(self, tokens: Sequence[int], place: int, start: int, experts: int) -> F32 | None:
