@@ -20,6 +20,7 @@ from compute_node.kernels.block_codes import (
     ScaleTable,
     float8_values,
     nibbles_at,
+    spoil_totals,
     twice_float4,
     widen_bf16_scales,
     widen_exponents,
@@ -134,7 +135,7 @@ def _float8_dots(builder: Builder, w: list[Any], s: list[Any], x: list[Any], col
             [padded_copy(builder, p, tail, F32, LANES) for p in moved(x, whole, 4)],
             factors_of(builder.lshr(whole, i64(3))),
         )
-    return sums.totals()
+    return spoil_totals(builder, sums.totals(), w, cols)
 
 
 def _signed_int4(builder: Builder, nibbles: Any) -> Any:

@@ -28,7 +28,6 @@ from compute_node.kernels.integer_dots import (
     QuantisedGroups,
     add_products,
     dot_quarters,
-    factor_at,
     times,
     totals_of,
     vector_at,
@@ -73,14 +72,12 @@ def _dots(
         at = times(builder, number, BLOCK_BYTES)
         codes = [[decode(builder, g) for g in nibbles_at(builder, lanes.offset(builder, p, at))] for p in w]
         weights = [_joined(builder, *halves) for halves in codes]
-        scales = [_pair(builder, table.at(column, inside)) for column in range(len(w))]
         for row in range(len(x)):
             values, eighths = rows.group(row, number)  # eighths are -8 times sums of four
             offset = builder.shl(eighths, lanes.lane_ints((bias // 8).bit_length() - 1))
-            own = factor_at(builder, lanes.offset(builder, rows.scales[row], times(builder, number, 4)))
             for column, weight in enumerate(weights):
                 integers = dot_quarters(builder, offset, weight, values, weights_signed=False, bias=bias)
-                factor = builder.fmul(scales[column], own)
+                factor = _pair(builder, table.at(column, inside, row=row))
                 add_products(builder, sums[row * len(w) + column], integers, factor)
 
     table.spans(cols, block)
@@ -100,7 +97,10 @@ def dots_fast_float4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        table, ahead = ScaleTable(builder, scales, widen_exponents, 1), builder.inttoptr(arguments[4], I8.as_pointer())
+        table, ahead = (
+            ScaleTable(builder, scales, widen_exponents, 1, inputs),
+            builder.inttoptr(arguments[4], I8.as_pointer()),
+        )
         totals = _dots(builder, _biased_float4, _FLOAT4_BIAS, table, data, inputs, arguments[3], ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
@@ -113,7 +113,7 @@ def dots_fast_int4_small(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after:
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        table = ScaleTable(builder, scales, widen_bf16_scales, 2)
+        table = ScaleTable(builder, scales, widen_bf16_scales, 2, inputs)
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
         totals = _dots(builder, lambda _, nibbles: nibbles, _INT4_BIAS, table, data, inputs, arguments[3], ahead)
         return context.make_tuple(builder, signature.return_type, totals)
