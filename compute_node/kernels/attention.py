@@ -16,45 +16,31 @@ from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
 from compute_node.kernels.dots import dots_f32
-from compute_node.kernels.lanes import exp32, f32_at, i64_at, larger32
+from compute_node.kernels.lanes import f32_at, i64_at
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
-from compute_node.kernels.pages import PAGE, slot_of
+from compute_node.kernels.pages import slot_of
+from compute_node.kernels.tile_softmax import (
+    ROOM,
+    STATE,
+    TILE,
+    begin_row,
+    finish_row,
+    merge_tile,
+    tile_largest,
+    tile_weights,
+)
 from compute_node.kernels.weighted_sum import STACK_FLOATS, stack_floats, weighted_sum
 from tierd.errors import UsageError
 
-__all__ = ["TILE", "attention", "kv_append"]
+__all__ = ["attention", "kv_append"]
 
-TILE: Final = PAGE
-"""Positions that share one softmax before tiles are merged; those of a page, so that a tile's rows lie together."""
-ROOM: Final = 128
-"""Floats between the scores of rows that are computed together: a tile and the lanes behind it."""
-STATE: Final = 4 * ROOM
-"""Where, behind four rows of scores, the largest score and the sum of each row are kept."""
 _TYPICAL_CONTEXT: Final = 256
-_LOWEST: Final = np.float32(-np.inf)
 
 Rows = NDArray[np.float32]
 
 # Fields of the attention record.
 Q, Q_STRIDE, K_CACHE, V_CACHE, Y, Y_STRIDE, POSITIONS, TABLES, LIMITS = range(9)
 COUNT, HEADS, GROUP, HEAD_DIM, SLOTS, SCALE, WINDOW, SINKS = range(9, 17)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _largest(out: int, begin: int, end: int) -> Any:
-    """Makes the scores outside begin..end of a tile -inf; returns the largest of the others."""
-    s = f32_at(out)
-    for j in range(begin):
-        s[j] = _LOWEST
-    for j in range(end, TILE):
-        s[j] = _LOWEST
-    lane = f32_at(out + TILE * 4)
-    for j in range(16):
-        lane[j] = larger32(larger32(s[j], s[16 + j]), larger32(s[32 + j], s[48 + j]))
-    largest = _LOWEST
-    for j in range(16):
-        largest = larger32(largest, lane[j])
-    return largest
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -78,62 +64,16 @@ def _scores(queries: Any, keys: int, row_bytes: int, begin: int, end: int, head_
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _weights(scores: int, largest: Any) -> Any:
-    """Turns the scores of a tile into exp(score - largest) in place; returns their sum by lanes and tree."""
-    p = f32_at(scores)
-    for j in range(TILE):
-        p[j] = exp32(p[j] - largest)
-    lane = f32_at(scores + TILE * 4)  # the stack buffer goes on behind the tile
-    for j in range(16):
-        lane[j] = ((p[j] + p[16 + j]) + p[32 + j]) + p[48 + j]
-    for j in range(8):
-        lane[j] = lane[j] + lane[8 + j]
-    for j in range(4):
-        lane[j] = lane[j] + lane[4 + j]
-    return (lane[0] + lane[2]) + (lane[1] + lane[3])
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def _merge(
     out: int, state: int, scores: int, largest: Any, values: int, rows: int, begin: int, count: int, d: int
 ) -> None:
-    """Adds a tile's softmax to a row: `state` holds the largest score and the sum so far, `out` the weighted values.
+    """Adds a tile to a row: its scores become weights, its values are summed and merged into `out` and `state`.
 
     `rows` is the value at the tile's `begin`, `count` values follow each other, `d` is the width of a head.
     """
-    s, y, o = f32_at(state), f32_at(out), f32_at(values)
-    tile_total = _weights(scores, largest)
+    total = tile_weights(scores, largest)
     weighted_sum(scores + begin * 4, rows, d * 4, count, d, values)
-    merged = larger32(s[0], largest)
-    before, now = exp32(s[0] - merged), exp32(largest - merged)
-    s[1] = s[1] * before + tile_total * now
-    for j in range(d):
-        y[j] = y[j] * before + o[j] * now
-    s[0] = merged
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _begin(out: int, state: int, head_dim: int) -> None:
-    y, s = f32_at(out), f32_at(state)
-    s[0], s[1] = _LOWEST, np.float32(0)
-    for d in range(head_dim):
-        y[d] = np.float32(0)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _finish(out: int, state: int, head_dim: int, sink: int) -> None:
-    """Divides by the sum; a sink (address of its score, 0: none) is merged last, as a tile whose values are zero."""
-    y, s = f32_at(out), f32_at(state)
-    total = s[1]
-    if sink != 0:
-        score = f32_at(sink)[0]
-        merged = larger32(s[0], score)
-        before = exp32(s[0] - merged)
-        total = total * before + exp32(score - merged)
-        for d in range(head_dim):
-            y[d] = y[d] * before
-    for d in range(head_dim):
-        y[d] = y[d] / total
+    merge_tile(out, state, values, largest, total, d)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -142,14 +82,14 @@ def _one(m: Any, row: int, q: int, start: int, sink: int, out: int, scores: int,
     head_dim, scale, row_bytes = m[HEAD_DIM], f32_at(m[SCALE])[0], m[HEAD_DIM] * 4
     position, state, table = i64_at(m[POSITIONS])[row], scores + STATE * 4, i64_at(m[TABLES])[row]
     first = max(0, position - m[WINDOW] + 1) if m[WINDOW] > 0 else 0
-    _begin(out, state, head_dim)
+    begin_row(out, state, head_dim)
     for tile in range(first // TILE * TILE, position + 1, TILE):
         begin, end = max(tile, first), min(tile + TILE, position + 1)
         at = start + slot_of(table, begin) * row_bytes
         _scores((q,), m[K_CACHE] + at, row_bytes, begin - tile, end - tile, head_dim, scale, scores)
-        largest = _largest(scores, begin - tile, end - tile)
+        largest = tile_largest(scores, begin - tile, end - tile)
         _merge(out, state, scores, largest, values, m[V_CACHE] + at, begin - tile, end - begin, head_dim)
-    _finish(out, state, head_dim, sink)
+    finish_row(out, state, head_dim, sink)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -160,7 +100,7 @@ def _four(m: Any, row: int, q: int, start: int, sink: int, out: int, scores: int
     last = max(positions[row], positions[row + 1], positions[row + 2], positions[row + 3])
     queries = (q, q + q_step, q + 2 * q_step, q + 3 * q_step)
     for r in range(4):
-        _begin(out + r * step, scores + (STATE + 2 * r) * 4, head_dim)
+        begin_row(out + r * step, scores + (STATE + 2 * r) * 4, head_dim)
     for tile in range(0, last + 1, TILE):
         at = start + slot_of(table, tile) * row_bytes
         _scores(queries, m[K_CACHE] + at, row_bytes, 0, min(tile + TILE, last + 1) - tile, head_dim, scale, scores)
@@ -168,10 +108,10 @@ def _four(m: Any, row: int, q: int, start: int, sink: int, out: int, scores: int
             count = min(TILE, positions[row + r] + 1 - tile)
             if count > 0:
                 own, state = scores + r * ROOM * 4, scores + (STATE + 2 * r) * 4
-                largest = _largest(own, 0, count)
+                largest = tile_largest(own, 0, count)
                 _merge(out + r * step, state, own, largest, values, m[V_CACHE] + at, 0, count, head_dim)
     for r in range(4):
-        _finish(out + r * step, scores + (STATE + 2 * r) * 4, head_dim, sink)
+        finish_row(out + r * step, scores + (STATE + 2 * r) * 4, head_dim, sink)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -114,7 +114,7 @@ def _attend(m: Any, row: int, queries: Any, out: int, scores: int, values: int) 
             _values(m, row, own, tile, count, values)
             merge_tile(out + h * rank * 4, scores + (STATE + 2 * h) * 4, values, largest, total, rank)
     for h in range(len(queries)):
-        finish_row(out + h * rank * 4, scores + (STATE + 2 * h) * 4, rank)
+        finish_row(out + h * rank * 4, scores + (STATE + 2 * h) * 4, rank, 0)
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")

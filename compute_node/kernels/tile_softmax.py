@@ -81,8 +81,16 @@ def merge_tile(out: int, state: int, values: int, largest: Any, total: Any, widt
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def finish_row(out: int, state: int, width: int) -> None:
-    """Divides the weighted values by the sum of the weights."""
-    y, total = f32_at(out), f32_at(state)[1]
+def finish_row(out: int, state: int, width: int, sink: int) -> None:
+    """Divides by the sum; a sink (address of its score, 0: none) is merged last, as a tile whose values are zero."""
+    y, s = f32_at(out), f32_at(state)
+    total = s[1]
+    if sink != 0:
+        score = f32_at(sink)[0]
+        merged = larger32(s[0], score)
+        before = exp32(s[0] - merged)
+        total = total * before + exp32(score - merged)
+        for d in range(width):
+            y[d] = y[d] * before
     for d in range(width):
         y[d] = y[d] / total

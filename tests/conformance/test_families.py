@@ -178,3 +178,16 @@ class TestFamily:
         inner["hidden_surprise"] = 3
         with pytest.raises(UnsupportedModel, match="hidden_surprise"):
             family_of(config)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "minimax_m2"])
+def test_quantised_weights_are_close_and_change_no_bit_with_the_chunks(name, tmp_path):
+    rows = []
+    prompt = read_reference(ORACLES / name / "ref.npz").input_ids
+    for place, (experts, dense) in enumerate((("f32", "f32"), ("int8", "int8"))):
+        convert(ORACLES / name, tmp_path / str(place), experts=experts, dense=dense)
+        with Model(InProcess(ExpertStore.open(tmp_path / str(place))), ModelOptions(threads=1)) as model:
+            rows.append(logits_of(model, prompt, [24]))
+            assert np.array_equal(logits_of(model, prompt, [1, 5]), rows[-1])
+    plain, quantised = rows
+    assert 0 < np.linalg.norm(plain - quantised) < 0.2 * np.linalg.norm(plain)

@@ -12,7 +12,7 @@ from compute_node.kernels.indexer import choose_positions, index_scores
 from compute_node.kernels.latent_attention import latent_attention, plane_append
 from compute_node.kernels.layer_norm import layer_norm
 from compute_node.kernels.pages import PAGE
-from compute_node.kernels.per_head import copy_heads, head_matmul
+from compute_node.kernels.per_head import copy_heads, head_matmul, scale_heads
 from tierd.errors import UsageError
 
 PAGES = 6
@@ -104,7 +104,7 @@ def test_rows_beyond_their_pages_become_nan_and_are_not_kept(table):
     assert np.array_equal(np.flatnonzero((plane != before).any(-1)[0]), [4 * PAGE + 3])
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8"])
 @given(
     heads=st.integers(1, 5),
     outputs=st.integers(1, 40),
@@ -116,14 +116,19 @@ def test_rows_beyond_their_pages_become_nan_and_are_not_kept(table):
 @settings(max_examples=15, deadline=None)
 def test_a_matrix_for_each_head_matches_float64_whatever_the_company(kind, heads, outputs, inputs, rows, room, seed):
     weights = values(seed, heads, outputs, inputs)
-    data = bf16_bits(weights) if kind == "bf16" else weights
+    data, scales = weights, None
     if kind == "bf16":
+        data = bf16_bits(weights)
         weights = (data.astype(np.uint32) << 16).view(np.float32)
+    elif kind == "int8":
+        data = np.clip(np.rint(weights * 40), -127, 127).astype(np.int8)
+        scales = np.abs(values(seed + 2, heads, outputs)) / 40
+        weights = data * scales[:, :, None]
     x = values(seed + 1, rows, heads * (inputs + room))
     y, apart = (np.full((rows, heads * (outputs + room)), 7, np.float32) for _ in range(2))
     batch = Batch(rows)
     batch.set_rows(rows)
-    head_matmul("h", data, x, y, batch)()
+    head_matmul("h", data, x, y, batch, scales=scales)()
     exact = np.einsum("hoi,rhi->rho", weights.astype(np.float64), x.reshape(rows, heads, -1)[:, :, :inputs])
     found = y.reshape(rows, heads, outputs + room)
     np.testing.assert_allclose(found[:, :, :outputs], exact, atol=1e-4)
@@ -131,7 +136,7 @@ def test_a_matrix_for_each_head_matches_float64_whatever_the_company(kind, heads
     one = Batch(1)
     one.set_rows(1)
     for row in range(rows):
-        op = head_matmul("h", data, x[row : row + 1], apart[row : row + 1], one)
+        op = head_matmul("h", data, x[row : row + 1], apart[row : row + 1], one, scales=scales)
         for unit in range(op.live_units()):
             op(unit, unit + 1)
     assert np.array_equal(apart, y)
@@ -147,6 +152,16 @@ def test_parts_of_heads_are_copied_and_the_rest_is_left():
     assert np.array_equal(y.reshape(3, 2, 7), expected)
     with pytest.raises(UsageError, match="4 \\+ 2"):
         copy_heads("c", x, y, batch, heads=2, source=4, target=0, width=2)
+
+
+def test_the_front_of_each_head_is_scaled_in_place():
+    x, factors = values(17, 3, 2 * 5), values(18, 2, 3)
+    expected = x.reshape(3, 2, 5).copy()
+    expected[:, :, :3] *= factors
+    batch = Batch(3)
+    batch.set_rows(3)
+    scale_heads("s", x, factors, batch)()
+    assert np.array_equal(x.reshape(3, 2, 5), expected)
 
 
 def test_layer_norm_matches_float64_in_place():

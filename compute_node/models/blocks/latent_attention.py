@@ -1,12 +1,13 @@
 """Multi-head latent attention as a block: one latent per token in the cache, queries and values brought to it.
 
 The published `kv_b_proj` expands a latent to the keys and values of all heads. It is taken apart when a model is
-loaded: its key rows, turned, are applied to the queries, its value rows to the attended latents. bf16 and float32
+loaded: its key rows, turned, are applied to the queries, its value rows to the attended latents. float32, bf16 and int8
 weights stay as they are, other formats become float32, which changes no value.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from compute_node import kernels
 from compute_node.engine.cache_layout import CacheLayout, Plane
 from compute_node.kernels.latent_attention import latent_attention as latent_attention_op
 from compute_node.kernels.latent_attention import plane_append
-from compute_node.kernels.per_head import copy_heads, head_matmul
+from compute_node.kernels.per_head import copy_heads, head_matmul, scale_heads
 from compute_node.models.blocks.attention import attention_output, input_norm
 from compute_node.models.blocks.indexer import chosen_positions
 from compute_node.models.decoder import DecoderBuilder
@@ -47,10 +48,12 @@ def latent_attention(build: DecoderBuilder, layer: int) -> None:
     input_norm(build, layer)
     query, compressed = _queries(build, layer, latent)
     _append_latent(build, layer, latent)
-    keys, values = _split_matrix(build, f"{prefix}.kv_b_proj.weight", latent)
+    parts = _split_matrix(build, f"{prefix}.kv_b_proj.weight", latent)
+    if parts.key_scales is not None:
+        build.add(scale_heads(f"{label} scales of keys", query, parts.key_scales, build.batch))
     absorbed = build.buffer("absorbed queries", config.heads * latent.width)
     build.add(
-        head_matmul(f"{label} queries to latents", keys, query, absorbed, build.batch),
+        head_matmul(f"{label} queries to latents", parts.keys, query, absorbed, build.batch),
         copy_heads(
             f"{label} rotary queries",
             query,
@@ -76,7 +79,9 @@ def latent_attention(build: DecoderBuilder, layer: int) -> None:
             scale=latent.scale,
             chosen=chosen,
         ),
-        head_matmul(f"{label} latents to values", values, latents, attended, build.batch),
+        head_matmul(
+            f"{label} latents to values", parts.values, latents, attended, build.batch, scales=parts.value_scales
+        ),
     )
     build.written(attended)
     attention_output(build, layer, attended, bias=config.attention_bias)
@@ -119,11 +124,32 @@ def _rotate(build: DecoderBuilder, label: str, x: F32, *, head_dim: int, start: 
     )
 
 
-def _split_matrix(build: DecoderBuilder, name: str, latent: LatentSettings) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Brings a head's query to the latents [heads, rank, plain], and makes values of latents [heads, value, rank]."""
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    """The two parts of `kv_b_proj`; scales where they are int8 codes.
+
+    Attributes:
+        keys: [heads, rank, plain], brings a head's query to the latents.
+        key_scales: float32 [heads, plain], of the query's elements, or None.
+        values: [heads, value, rank], makes values of latents.
+        value_scales: float32 [heads, value], of the values, or None.
+    """
+
+    keys: NDArray[Any]
+    key_scales: F32 | None
+    values: NDArray[Any]
+    value_scales: F32 | None
+
+
+def _split_matrix(build: DecoderBuilder, name: str, latent: LatentSettings) -> _Expansion:
     heads, rows = build.config.heads, latent.plain + latent.value
     matrix = build.weights.matrix(name, heads * rows, latent.rank)
-    data = matrix.data if matrix.format in {"f32", "bf16"} else kernels.dequantise(matrix)
+    data = matrix.data if matrix.format in {"f32", "bf16", "int8"} else kernels.dequantise(matrix)
     parts = data.reshape(heads, rows, latent.rank)
     keys = np.ascontiguousarray(parts[:, : latent.plain].transpose(0, 2, 1))
-    return keys, np.ascontiguousarray(parts[:, latent.plain :])
+    values = np.ascontiguousarray(parts[:, latent.plain :])
+    if matrix.format != "int8" or matrix.scales is None:
+        return _Expansion(keys, None, values, None)
+    scales = matrix.scales.reshape(heads, rows)
+    own = (np.ascontiguousarray(part) for part in (scales[:, : latent.plain], scales[:, latent.plain :]))
+    return _Expansion(keys, next(own), values, next(own))
