@@ -63,7 +63,15 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; uvicorn takes its own timer away at the first one, ours stays until the head is whole."""
+        """Bytes of a request; uvicorn takes its own timer away at the first one, ours stays until the head is whole.
+
+        A request that comes before the last one is answered is dropped, and the connection ends with the answer: else
+        uvicorn would stop reading to keep it, and not see any more that the client goes away. Clients send it again.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            cycle.keep_alive = False
+            return
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._await_head()

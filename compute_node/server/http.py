@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,6 +17,9 @@ from tierd.addresses import Address
 from tierd.errors import UsageError
 
 __all__ = ["HttpServer"]
+
+
+_UNREAD_BYTES: Final = 256 << 10
 
 
 class _Server(uvicorn.Server):
@@ -94,6 +98,8 @@ def _listen(address: Address) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Answers that nobody reads wait in the kernel up to here; its own bound is 16 times as much.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
             listener.bind((host, address.port))
             # At once, since the address is told before the server's first turn.
             listener.listen(256)
