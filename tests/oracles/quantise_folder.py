@@ -31,7 +31,10 @@ FP8_MAGNITUDES = [(m / 8) * 2.0**-6 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7) 
 FP4_MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight$")
 STACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
-DENSE_IN_FP8 = re.compile(r"\.(self_attn|mlp|shared_experts|shared_expert)\.\w+\.weight$")
+DENSE_IN_FP8 = re.compile(
+    r"\.(self_attn|mlp|shared_experts|shared_expert)\.\w+\.weight$"
+    r"|\.linear_attn\.(in_proj_qkvz|in_proj_qkv|in_proj_z|out_proj)\.weight$"
+)
 BYTES = {"F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I32": 4, "I64": 8}
 
 Tensors = dict[str, tuple[str, np.ndarray]]

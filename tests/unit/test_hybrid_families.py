@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.quantise_folder import quantise_folder
 from safetensors.numpy import load_file, save_file
 
 from compute_node.engine.model import Model, ModelOptions
@@ -17,6 +18,7 @@ from tierd.checkpoint.reader import Checkpoint
 from tierd.checkpoint.resolve import resolve
 from tierd.checkpoint.synthetic import make_checkpoint
 from tierd.client.in_process import InProcess
+from tierd.client.source import Phase
 from tierd.errors import StoreDamaged, UnsupportedModel
 from tierd.store.store import ExpertStore
 
@@ -176,3 +178,19 @@ def test_a_shape_that_only_fits_another_layout_is_refused(tmp_path):
     save_file(weights | {name: np.swapaxes(weights[name], 1, 2).copy()}, tmp_path / "m" / "model.safetensors")
     with pytest.raises(StoreDamaged, match=rf"{name} has the shape \[3, 16, 24\].*\[3, 24, 16\]"):
         resolve(Checkpoint.open(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("key_width", [64, 40], ids=["whole blocks", "torn blocks"])
+def test_projections_published_in_fp8_give_the_bits_of_their_values(tmp_path, name, key_width):
+    sizes = {"hidden_size": 136, "num_hidden_layers": 4, "linear_key_head_dim": key_width, "linear_value_head_dim": 64}
+    make_checkpoint(tmp_path / "plain", NEXT | sizes | {"model_type": name, "head_dim": 128}, dtype="F32")
+    quantise_folder(tmp_path / "plain", tmp_path / "codes", tmp_path / "values", coding="fp8")
+    logits = []
+    for form in ("codes", "values"):
+        convert(tmp_path / form, tmp_path / f"{form} store")
+        with Model(InProcess(ExpertStore.open(tmp_path / f"{form} store")), ModelOptions(threads=1)) as model:
+            tokens = list(range(30))
+            logits.append(model.extend(model.cache.take(), tokens, phase=Phase.PREFILL, logits_of=range(30)))
+    assert np.isfinite(logits[0]).all()
+    assert np.array_equal(*logits)
