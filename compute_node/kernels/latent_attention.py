@@ -50,7 +50,7 @@ HEADS, WIDTH, RANK, SCALE, CHOSEN, CHOSEN_STRIDE = range(9, 15)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _cached(m: Any, row: int, entry: int) -> int:
+def _cached(m: Any, row: int, entry: int) -> Any:
     """Address of the cached row that a live row reads as its `entry`-th."""
     position = entry
     if m[CHOSEN] != 0:

@@ -104,7 +104,7 @@ def _check_heads(name: str, what: str, rows: Rows, batch: Batch, heads: int, par
         raise UsageError(
             f"{name}: {what} of {rows.shape[1]} does not hold {heads} heads with elements {start} + {width}"
         )
-    return rows.shape[1] // heads * 4
+    return int(rows.shape[1]) // heads * 4
 
 
 def head_matmul(name: str, data: NDArray[Any], x: Rows, y: Rows, batch: Batch, *, scales: Rows | None = None) -> Op:
