@@ -83,6 +83,14 @@ _FIGURES: Final = (
         counts=True,
     ),
     _Figure(
+        "compute_node_experts",
+        "Unique experts that the router chose, by the tier that had them: `vram`, memory of the device that computes; "
+        "`ram`; or one of the daemon's drives.",
+        lambda s: ({"vram": 0, "ram": 0} | dict(s.experts)).items(),
+        label="tier",
+        counts=True,
+    ),
+    _Figure(
         "compute_node_preemptions",
         "How often a request gave its pages to an older one, to be computed again.",
         lambda s: [("", s.preempted)],

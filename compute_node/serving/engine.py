@@ -189,6 +189,7 @@ class Engine:
                 preempted=scheduler.preempted,
                 step_seconds=self._step_seconds,
                 wait_seconds=self._wait_seconds,
+                experts=dict(self.model.source.stats.tiers),
             )
 
     def close(self) -> None:
@@ -275,7 +276,7 @@ class Engine:
                 np.array([token for share in shares for token in share.tokens], np.int64),
                 np.concatenate([np.arange(share.start, share.start + share.count) for share in shares]),
                 [_sequence(share) for share in shares for _ in range(share.count)],
-                phase=Phase.DECODE if all(share.count == 1 for share in shares) else Phase.PREFILL,
+                phase=_phase(shares),
                 logits_of=[first + row for first, offsets in zip(starts, wanted, strict=False) for row in offsets],
                 cancelled=step,
                 unwanted=step.unwanted,
@@ -375,3 +376,9 @@ class Engine:
 def _sequence(share: Share) -> CachedSequence:
     assert share.job.sequence is not None
     return share.job.sequence
+
+
+def _phase(shares: Sequence[Share]) -> Phase:
+    """What most rows of a step are: a prompt beside many who decode should not make their experts leave."""
+    decoding = sum(share.count == 1 for share in shares)
+    return Phase.DECODE if 2 * decoding >= sum(share.count for share in shares) else Phase.PREFILL

@@ -231,6 +231,7 @@ class EngineStats:
         preempted: how often a running request gave its pages to an older one, to be computed again later.
         step_seconds: time in steps.
         wait_seconds: of these, waiting for experts.
+        experts: unique experts that the router chose, by the tier that had them when they were wanted.
     """
 
     running: int
@@ -251,3 +252,4 @@ class EngineStats:
     preempted: int
     step_seconds: float
     wait_seconds: float
+    experts: Mapping[str, int] = field(default_factory=dict)
