@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
+
+# Its own lines on standard error tell of every handshake that a stranger breaks off; it reads this at its first use.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio
@@ -185,8 +189,15 @@ def error_of(error: grpc.aio.AioRpcError, peer: str) -> TierdError:
         case grpc.StatusCode.FAILED_PRECONDITION:
             found = SessionRefused(f"{peer} refused: {detail}")
         case _:
-            found = DaemonUnavailable(f"no answer from {peer}: {detail}")
+            found = DaemonUnavailable(f"no answer from {peer}: {detail}", hint=_hint(detail))
     return found
+
+
+def _hint(detail: str) -> str:
+    """What a connection that broke off at once may mean."""
+    if "Socket closed" in detail or "andshake" in detail:
+        return "If it speaks TLS: nodes name its authority with --tls-ca FILE, operators use its --local socket."
+    return ""
 
 
 def plain_object(message: Message) -> dict[str, Any]:

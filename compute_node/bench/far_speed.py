@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 
 from compute_node import embedded
 from compute_node.bench.far_link import STORE_HOST, FarLink
+from compute_node.bench.fleet_simulation import FleetFacts, StoreHost, simulate_fleet
 from compute_node.bench.geometries import BenchGeometry, geometry_named
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_store import random_store
@@ -26,7 +28,7 @@ from tierd.store.geometry import Geometry
 from tierd.store.records import expert_layout
 from tierd.store.store import ExpertStore
 
-__all__ = ["link_budget", "measure_far"]
+__all__ = ["fleet_rows", "link_budget", "measure_far"]
 
 _SIDES: Final = ("local", "bytes", "worker")
 _PROMPT: Final = "It was a fine morning, and"
@@ -35,6 +37,11 @@ _WORKER_PORT: Final = 9471
 _START_SECONDS: Final = 300.0
 _BUDGET_MODEL: Final = "glm-5.2"
 _BUDGET_LINKS: Final = (1, 10, 25, 100)
+_FLEETS: Final = (1, 10, 100, 1000)
+_FLEET_HOST: Final = StoreHost(bits_per_second=25e9, cores=16, drive_bytes_per_second=3e9)
+"""What a store's host is taken to have."""
+_ENOUGH: Final = 0.8
+"""Share of a lone node's speed that a node of a fleet should have."""
 
 
 def measure_far(
@@ -104,6 +111,7 @@ def measure_far(
         "bits_per_second": bits_per_second,
         "delay_seconds": delay,
         "link_budget": link_budget(found["geometry"], sizes),
+        "fleet": fleet_rows(found["geometry"], sizes, layers=geometry.layers),
     }  # fmt: skip
 
 
@@ -146,6 +154,46 @@ def link_budget(figures: dict[str, Any], measured: Geometry) -> dict[str, Any]:
     }
 
 
+def fleet_rows(figures: dict[str, Any], measured: Geometry, *, layers: int) -> list[dict[str, Any]]:
+    """Nodes by worker on a store's host with 16 cores, 25 Gbit/s and drives of 3 GB/s, by simulation.
+
+    Args:
+        figures: of `measure_far`.
+        measured: the geometry that they belong to.
+        layers: of the whole model.
+
+    Returns:
+        For each number of nodes what one host gives, and with how many hosts a node would have 80 % of the speed that
+        it has alone; see `simulate_fleet`. The host's RAM holds the share of experts that the node by bytes held.
+    """
+    count, hidden, chosen = len(measured.layers), measured.hidden_size, measured.top_k
+    core = figures["worker_core_seconds_per_token"] / count
+    local = 1 / figures["local_tokens_per_second"] / count
+    facts = FleetFacts(
+        layers=layers,
+        dense_seconds=max(0.0, local - core / 2),
+        core_seconds=core,
+        wire_seconds=max(0.0, 1 / figures["worker_tokens_per_second"] / count - local),
+        request_bytes=4 * hidden + 4 * chosen,
+        answer_bytes=4 * hidden * chosen,
+        missed_bytes=figures["bytes_missed"] * chosen * measured.slot_bytes,
+    )
+    alone = simulate_fleet(facts, _FLEET_HOST, nodes=1, hosts=1)["tokens_per_second"]
+    rows = []
+    for nodes in _FLEETS:
+        row = simulate_fleet(facts, _FLEET_HOST, nodes=nodes, hosts=1)
+        hosts = 1
+        while hosts < nodes and _slow(facts, nodes, hosts, alone):
+            hosts *= 2
+        rows.append(row | {"hosts_for_80_percent": hosts})
+    return rows
+
+
+def _slow(facts: FleetFacts, nodes: int, hosts: int, alone: float) -> bool:
+    found = simulate_fleet(facts, _FLEET_HOST, nodes=nodes, hosts=hosts)
+    return bool(found["tokens_per_second"] < _ENOUGH * alone)
+
+
 def _measure(
     link: FarLink,
     scratch: Path,
@@ -177,7 +225,7 @@ def _measure(
             ),
             "listening on",
         )  # fmt: skip
-        start(
+        worker = start(
             "worker",
             link.beside_store(
                 "compute_node", "worker", socket, "--listen", f"{STORE_HOST}:{_WORKER_PORT}", "--insecure",
@@ -207,7 +255,9 @@ def _measure(
         for number in range(rounds + 1):
             tell(f"turn {number} of {rounds}" if number else "filling the node's RAM")
             for side, node in nodes.items():
+                before = worker.core_seconds()
                 told = node.ask(str(tokens))
+                told["worker_core_seconds"] = worker.core_seconds() - before
                 if number:
                     found[side].append(told)
         return found
@@ -222,6 +272,9 @@ def _figures(turns: dict[str, list[dict[str, Any]]], geometry: Geometry) -> dict
         figures[f"{side}_tokens_per_second"] = count / float(np.median([turn["seconds"] for turn in turns[side]]))
         if side != "local":
             figures[f"{side}_bytes_per_token"] = float(np.median([turn["link_bytes"] / count for turn in turns[side]]))
+    figures["worker_core_seconds_per_token"] = float(
+        np.median([turn["worker_core_seconds"] / len(turn["token_ids"]) for turn in turns["worker"]])
+    )
     asked = sum(turn["requested"] for turn in turns["bytes"])
     figures["bytes_missed"] = 1 - sum(turn["tiers"].get("node", 0) for turn in turns["bytes"]) / max(1, asked)
     figures["record_bytes"] = geometry.slot_bytes
@@ -251,6 +304,11 @@ class _Child:
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._line())
         return answer
+
+    def core_seconds(self) -> float:
+        """Processor time that it has used so far (proc(5))."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
         """Let it end by itself, or else kill it."""

@@ -83,6 +83,15 @@ def _show(found: dict[str, Any]) -> None:
         by_bytes = "" if row["bytes"] is None else f"{row['bytes']:.3g}"
         links.add_row(f"{row['gigabits_per_second']}", f"{row['worker']:.3g}", by_bytes)
     console.print(links)
+    console.print(
+        "\nA store's host with 16 cores, 25 Gbit/s and drives of 3 GB/s, simulated with these figures, whole model:"
+    )
+    fleet = Table("nodes by worker", "tokens/s of each on one host", "what limits", "hosts for 80 % of a lone node's")
+    for row in found["fleet"]:
+        fleet.add_row(
+            f"{row['nodes']:,}", f"{row['tokens_per_second']:.3g}", row["limit"], str(row["hosts_for_80_percent"])
+        )
+    console.print(fleet)
     console.print("the tokens are the same" if found["identical"] else "THE TOKENS DIFFER")
     if found["void"]:
         console.print(f"Others took {100 * found['foreign_cpu_share']:.0f} % of the cores.")
