@@ -141,17 +141,29 @@ def _half_scale(builder: Builder, pointer: Any) -> Any:
     return builder.bitcast(builder.or_(magnitude, sign), F32)
 
 
-def _codes(builder: Builder, raw: Any, *, high: bool) -> Any:
-    """The low or high four bits of sixteen int32 lanes, less 8, as float32."""
-    if high:
-        raw = builder.lshr(raw, lanes.lane_ints(4))
+def _codes(builder: Builder, pointer: Any, *, high: bool) -> list[Any]:
+    """The codes of one group of 64 columns, less 8, as four times sixteen float32: low or high halves of 64 bytes."""
     if lanes.has_feature("avx512f"):  # a register looked up by the low four bits of each lane
         table = ir.Constant(lanes.VF32, [float(code - 8) for code in range(16)])
         kind = ir.FunctionType(lanes.VF32, [lanes.VF32, lanes.V32])
         look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
-        return builder.call(look_up, [table, raw])
-    code = builder.and_(raw, lanes.lane_ints(15))
-    return builder.sitofp(builder.sub(code, lanes.lane_ints(8)), lanes.VF32)
+        wide = [
+            builder.zext(lanes.lanes_at(builder, lanes.offset(builder, pointer, at), I8), lanes.V32)
+            for at in range(0, 64, LANES)
+        ]
+        return [builder.call(look_up, [table, builder.lshr(raw, lanes.lane_ints(4)) if high else raw]) for raw in wide]
+    # 32 bytes at a time as long as they are bytes.
+    half = ir.VectorType(I8, 32)
+    found = []
+    for at in (0, 32):
+        raw = builder.load(builder.bitcast(lanes.offset(builder, pointer, at), half.as_pointer()), align=1)
+        mask, eight, four = (ir.Constant(half, [value] * 32) for value in (15, 8, 4))
+        code = builder.sub(builder.lshr(raw, four) if high else builder.and_(raw, mask), eight)
+        for first in (0, LANES):
+            order = ir.Constant(ir.VectorType(I32, LANES), list(range(first, first + LANES)))
+            part = builder.shuffle_vector(code, ir.Constant(half, ir.Undefined), order)
+            found.append(builder.sitofp(builder.sext(part, lanes.V32), lanes.VF32))
+    return found
 
 
 def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
@@ -161,13 +173,9 @@ def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: A
 
     def step(weights: list[Any], scales: list[Any], inputs: list[Any]) -> None:
         for column, (pointer, scale) in enumerate(zip(weights, scales, strict=True)):
-            raw = [
-                builder.zext(lanes.lanes_at(builder, lanes.offset(builder, pointer, at), I8), lanes.V32)
-                for at in chunks
-            ]
             for group in range(2):
                 factor = lanes.splat(builder, _half_scale(builder, lanes.offset(builder, scale, 2 * group)))
-                codes = [_codes(builder, r, high=group == 1) for r in raw]
+                codes = _codes(builder, pointer, high=group == 1)
                 for row, source in enumerate(inputs):
                     partial: Any = lanes.zero_lanes()
                     for code, at in zip(codes, chunks, strict=True):
