@@ -38,7 +38,7 @@ _ALONE: Final = 4
 
 @dataclass(slots=True)
 class _Heard:
-    """What a client heard in the window, times in seconds."""
+    """What a client heard, times in seconds; tokens of the window alone, answers of the whole run."""
 
     tokens: int = 0
     first: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _Client:
             heard.answers += 1
         else:
             heard.errors += 1
-        if begun >= window[0] and times:
+        if times:
             heard.first.append(times[0] - begun)
             if len(times) > 1:
                 heard.per_token.append((times[-1] - times[0]) / (len(times) - 1))
@@ -196,14 +196,14 @@ def _serve(
     stats = engine.stats()
     engine.close()
     heard = [client.heard for client in clients]
-    first = np.array([value for one in heard for value in one.first] or [np.nan])
-    per_token = np.array([value for one in heard for value in one.per_token] or [np.nan])
+    first = [value for one in heard for value in one.first]
+    per_token = [value for one in heard for value in one.per_token]
     return {
         "tokens_per_second": sum(one.tokens for one in heard) / seconds,
-        "ttft_p50": float(np.percentile(first, 50)),
-        "ttft_p99": float(np.percentile(first, 99)),
-        "tpot_p50": float(np.percentile(per_token, 50)),
-        "tpot_p99": float(np.percentile(per_token, 99)),
+        "ttft_p50": _percentile(first, 50),
+        "ttft_p99": _percentile(first, 99),
+        "tpot_p50": _percentile(per_token, 50),
+        "tpot_p99": _percentile(per_token, 99),
         "answers": sum(one.answers for one in heard),
         "left_midway": sum(one.left for one in heard),
         "errors": lost + sum(one.errors for one in heard),
@@ -211,3 +211,8 @@ def _serve(
         "rows_per_step": stats.rows / max(1, stats.steps),
         "places_free": stats.running == stats.waiting == 0 and stats.free_pages == stats.pages,
     }
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """0 where there are no values: nobody was answered, which `answers` says, too."""
+    return float(np.percentile(values, percent)) if values else 0.0

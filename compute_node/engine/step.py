@@ -17,10 +17,12 @@ from compute_node.models.decoder_program import DecoderProgram
 from tierd.client.source import DirectAccess, ExpertSource, Phase
 from tierd.store.geometry import Geometry
 
-__all__ = ["FUSED_ROWS", "StepRunner"]
+__all__ = ["FUSED_PROMPT_ROWS", "FUSED_ROWS", "StepRunner"]
 
-FUSED_ROWS: Final = 16
-"""Most rows of a fused step: more are a prefill, whose time per layer makes Python's share negligible."""
+FUSED_ROWS: Final = 64
+"""Most rows of a fused step that decodes."""
+FUSED_PROMPT_ROWS: Final = 16
+"""The same of a prefill: with more rows Python's share of a layer is negligible, and it learns from the routes."""
 
 
 class StepRunner:
@@ -95,7 +97,8 @@ class StepRunner:
             cancel: address of an int64 that ends a native run at the next layer while it is not 0; 0: there is none.
         """
         program, run = self._program, self._executor.run
-        native = self._fuses and not observed and rows <= self._rows
+        most = FUSED_PROMPT_ROWS if phase is Phase.PREFILL else FUSED_ROWS
+        native = self._fuses and not observed and rows <= min(most, self._rows)
         position = 0
         while True:
             if native and self._bind(step, phase, cancel):

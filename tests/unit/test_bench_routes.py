@@ -92,9 +92,9 @@ def test_a_model_goes_the_way_that_it_is_told(execution):
         for layer, indices, weights in seen:
             assert indices.tolist() == routes[[0, 1, 2, 3, 4, 0, 1], layer].tolist()
             assert (weights == 0.5).all()
-        used = source._uses.sum() + sum(source.stats.outcomes.values())
+        used = source._cache._uses.sum() + sum(source.stats.outcomes.values())
         model.extend(sequence, [8], phase=Phase.DECODE)
-        assert source._uses.sum() + sum(source.stats.outcomes.values()) > used
+        assert source._cache._uses.sum() + sum(source.stats.outcomes.values()) > used
 
 
 def test_routes_of_another_model_are_refused():

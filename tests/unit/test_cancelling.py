@@ -88,7 +88,7 @@ def test_a_native_step_ends_at_its_next_layer_and_changes_no_bit(store, threads,
             assert source.stats.visits == visits + 1
             assert model.experts_chosen == used + store.geometry.top_k
             assert len(sequence.tokens) == len(found)
-            assert not source._in_use.any()
+            assert not source._cache._in_use.any()
             wish.record[1] = 0
             wish.clear()
             found.append(model.extend(sequence, [token], phase=Phase.DECODE, cancelled=wish)[0])

@@ -93,12 +93,12 @@ def test_counters_tell_the_phases_apart(store, tokens):
     with Model(source, ModelOptions(context=64, threads=1)) as model:
         sequence = model.cache.take()
         model.extend(sequence, tokens[:8], phase=Phase.PREFILL)
-        prefill = int(source._uses[0].sum())
+        prefill = int(source._cache._uses[0].sum())
         assert prefill > 0
-        assert not source._uses[1].any()
+        assert not source._cache._uses[1].any()
         model.extend(sequence, tokens[8:9], phase=Phase.DECODE)
-        assert source._uses[0].sum() == prefill
-        assert source._uses[1].sum() == len(store.geometry.layers) * store.geometry.top_k
+        assert source._cache._uses[0].sum() == prefill
+        assert source._cache._uses[1].sum() == len(store.geometry.layers) * store.geometry.top_k
 
 
 def test_the_least_recently_used_expert_leaves_whoever_used_it(store, tokens):
@@ -138,3 +138,23 @@ def test_direct_access_that_ends_within_a_step_changes_no_bit(store, tokens):
 def test_an_unknown_execution_is_refused(store):
     with pytest.raises(UsageError, match="unknown execution 'magic'"):
         Model(InProcess(store), ModelOptions(execution="magic"))
+
+
+def test_a_crowd_decodes_in_one_native_step_and_changes_no_bit(store, tokens):
+    source = Counted(store)
+    with Model(source, ModelOptions(context=64, sequences=20, rows=64, threads=2)) as model:
+        prompts = [tokens[: 2 + place] for place in range(20)]
+        places = [model.cache.take() for _ in prompts]
+        last = []
+        for place, prompt in zip(places, prompts, strict=True):
+            model.extend(place, prompt[:-1], phase=Phase.PREFILL)
+            assert model.cache.reserve(place, 1)
+            last.append(prompt[-1])
+        alone = [model.extend(place, [token], phase=Phase.DECODE)[0] for place, token in zip(places, last, strict=True)]
+        for place, prompt in zip(places, prompts, strict=True):
+            model.cache.keep_prefix(place, prompt[:-1])
+        asked = source.asked
+        positions = np.array([len(place.tokens) for place in places])
+        together = model.forward(np.array(last), positions, places, phase=Phase.DECODE, logits_of=range(20))
+        assert source.asked == asked
+        assert np.array_equal(together, np.stack(alone))
