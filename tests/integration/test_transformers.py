@@ -130,6 +130,17 @@ def test_the_device_tier_holds_its_budget_and_changes_no_token(olmoe, unmodified
     assert tier.nbytes == len(tier) == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("vram", [None, "300KB"])
+def test_a_gpu_computes_what_the_unmodified_model_computes_there(olmoe, unmodified, vram):
+    model = load(olmoe / "store", device="cuda", dtype=torch.float32, arena="25%", vram=vram)
+    result = compare(unmodified.cuda(), model, prompt().cuda())
+    assert result.greedy_match
+    assert result.max_logit_error < 1e-4
+    assert (model.tierd.stats.tiers.get("vram", 0) > 0) == (vram is not None)
+    model.tierd.close()
+
+
 def test_a_budget_below_one_expert_is_refused(olmoe):
     with pytest.raises(UsageError, match="holds no expert"):
         load(olmoe / "store", in_process=True, vram="1000")

@@ -1,12 +1,14 @@
 """The device tier: experts kept on the device that computes, dequantised and ready.
 
 It lies in front of the source: what it holds is asked of nobody, is counted here, as the tier `vram`, and ages in the
-daemon's RAM. On CUDA records go through page-locked buffers, and are copied while the device still computes.
+daemon's RAM. Records go through a few buffers; on CUDA these are page-locked, and are copied to the device on a stream
+of their own while it computes. On another device the same way is gone without a stream.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import nullcontext
+from typing import Any, Final
 
 import torch
 
@@ -59,10 +61,9 @@ class DeviceTier:
         self._policy = policy
         self._geometry = geometry
         self._held: dict[int, ExpertWeights] = {}
-        self._cuda = device.type == "cuda"
-        self._stages: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._stages: list[tuple[torch.Tensor, Any]] = []
         self._next_stage = 0
-        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __repr__(self) -> str:
         return (
@@ -91,12 +92,8 @@ class DeviceTier:
         The record has been read when this returns; the copy to a CUDA device may still be on its way, and what is
         computed on the current stream waits for it.
         """
-        record = reader.at(address)
         self.uploads += 1
-        if not self._cuda:
-            # The record's bytes are the source's: what is kept must be a copy.
-            return reader.weights(record.clone())
-        return reader.weights(self._to_cuda(record))
+        return reader.weights(self._to_device(reader.at(address)))
 
     def keep(
         self,
@@ -149,21 +146,28 @@ class DeviceTier:
         self.nbytes -= self._held.pop(flat).nbytes
         self._policy.removed(flat)
 
-    def _to_cuda(self, record: torch.Tensor) -> torch.Tensor:
-        """uint8 [record_bytes] on the device."""
-        assert self._stream is not None
+    def _to_device(self, record: torch.Tensor) -> torch.Tensor:
+        """uint8 [record_bytes] in memory of the device's own; the source's bytes have been read when this returns."""
         if not self._stages:
-            size = self._geometry.slot_bytes
+            size, streams = self._geometry.slot_bytes, self._stream is not None
             self._stages = [
-                (torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in range(_STAGES)
+                (
+                    torch.empty(size, dtype=torch.uint8, pin_memory=streams),
+                    torch.cuda.Event() if streams else None,
+                )
+                for _ in range(_STAGES)
             ]
         buffer, done = self._stages[self._next_stage]
         self._next_stage = (self._next_stage + 1) % _STAGES
-        done.synchronize()  # the copy out of this buffer, four records ago
-        buffer[: len(record)].copy_(record)
-        with torch.cuda.stream(self._stream):
-            there = buffer[: len(record)].to(self.device, non_blocking=True)
+        if done is not None:
+            done.synchronize()  # the copy out of this buffer, four records ago
+        staged = buffer[: len(record)]
+        staged.copy_(record)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            there = staged.to(self.device, non_blocking=True, copy=True)
+        if done is not None:
             done.record(self._stream)
-        torch.cuda.current_stream(self.device).wait_event(done)
-        there.record_stream(torch.cuda.current_stream(self.device))
+            computing = torch.cuda.current_stream(self.device)
+            computing.wait_event(done)
+            there.record_stream(computing)
         return there
