@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from compute_node.serving.requests import Constraint, Request
 from compute_node.text.grammar import CompiledGrammar
 from compute_node.text.parsers.forced import forced_schema
 from compute_node.text.parsers.tagged import THOUGHT
+from compute_node.text.schema_limits import check_schema
 
 __all__ = ["Prepared", "prepare_chat", "render_prompt"]
 
@@ -123,9 +124,10 @@ def _check_length(params: Sequence[GenerationParams]) -> None:
 
 
 async def _grammar(service: Service, conversation: Conversation) -> CompiledGrammar | None:
-    schema: dict[str, Any] | None = conversation.schema
+    schema: Mapping[str, Any] | None = conversation.schema
     if conversation.forced:
-        schema = forced_schema(conversation.tools)
+        # Each is within the bounds by itself.
+        schema = check_schema(forced_schema(conversation.tools), name="the schemas of the tools together")
     if schema is None:
         return None
     if service.grammars is None:

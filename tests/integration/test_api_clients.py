@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 
@@ -329,6 +330,20 @@ def test_requests_beyond_the_queue_are_told_when_to_come_back(embedded_store):
             connection.close()
         small.idle()
         assert small.engine.stats().finished["cancelled"] == 2
+
+
+async def test_many_clients_at_once_get_their_own_answers(tiny):
+    prompts = [f"In the year {number} there was" for number in range(12)]
+    wanted = {"model": "tiny", "max_tokens": 8, "temperature": 0.9, "seed": 5}
+    async with openai.AsyncOpenAI(base_url=f"{tiny.url}/v1", api_key="any", max_retries=0) as client:
+        alone = [(await client.completions.create(prompt=prompt, **wanted)).choices[0].text for prompt in prompts]
+
+        async def one(prompt):
+            stream = await client.completions.create(prompt=prompt, stream=True, **wanted)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        assert await asyncio.gather(*map(one, prompts)) == alone
+    assert len(set(alone)) > 1
 
 
 def test_a_model_whose_template_knows_tools_calls_them_by_itself(embedded_store, monkeypatch):

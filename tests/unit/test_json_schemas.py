@@ -9,6 +9,7 @@ import pytest
 
 from compute_node import embedded
 from compute_node.text.grammar import Grammars
+from compute_node.text.parsers.forced import forced_schema
 from compute_node.text.schema_limits import check_schema
 from compute_node.text.tokenizer import Tokenizer
 from tierd.errors import LimitExceeded, TierdError, UsageError
@@ -100,6 +101,8 @@ def test_a_token_that_is_not_allowed_is_an_error(grammars, tokenizer):
         ({"enum": list(range(5000))}, LimitExceeded),
         ({"type": "array", "maxItems": 10**9}, LimitExceeded),
         ({"pattern": "(a+)+" * 200}, LimitExceeded),
+        ({"allOf": [{"pattern": f".*{number}.*"} for number in range(9)]}, LimitExceeded),
+        ({"$defs": {str(n): {"pattern": str(n), "$ref": f"#/$defs/{n + 1}"} for n in range(9)}}, LimitExceeded),
     ],
 )
 def test_schemas_outside_the_bounds_are_refused(schema, error):
@@ -113,6 +116,38 @@ def test_a_deep_schema_is_refused_before_anything_recurses():
         schema = {"items": schema}
     with pytest.raises(LimitExceeded, match="deeper"):
         check_schema(schema, name="the schema")
+
+
+def test_tools_of_which_one_must_be_called_keep_their_own_definitions(grammars, tokenizer):
+    one = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/t"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    tools = {"a": one | {"$defs": {"t": {"const": 1}}}, "b": one | {"$defs": {"t": {"const": 2}}}}
+    grammar = grammars.compile(check_schema(forced_schema(tools), name="the schema"))
+    for text, fits in (
+        ('{"name": "a", "arguments": {"x": 1}}', True),
+        ('{"name": "b", "arguments": {"x": 2}}', True),
+        ('{"name": "b", "arguments": {"x": 1}}', False),
+    ):
+        constraint, followed = grammar.begin(), True
+        for token in tokenizer.encode(text, special_tokens=False):
+            followed = followed and bool(constraint.mask()[token])
+            if followed:
+                constraint.advance(token)
+        assert followed == fits
+
+
+def test_many_patterns_are_fine_where_no_text_has_to_follow_several(grammars):
+    named = {f"p{number}": {"description": "a day", "$ref": "#/$defs/day"} for number in range(20)}
+    free = {f"q{number}": {"type": "string", "pattern": f"^{number}+$"} for number in range(20)}
+    days = {"day": {"type": "string", "format": "date", "allOf": []}}
+    schema = {"type": "object", "properties": named | free, "$defs": {"day": {"type": "string", "format": "date"}}}
+    assert not grammars.compile(check_schema(schema, name="the schema")).begin().finished
+    with pytest.raises(LimitExceeded, match="allOf"):
+        check_schema(schema | {"$defs": days}, name="the schema")
 
 
 def test_a_property_may_bear_the_name_of_a_keyword():

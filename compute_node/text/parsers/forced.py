@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from compute_node.text.parsers.pieces import Content, MoreArguments, OutputParser, Piece, ToolCall, Tools
@@ -22,13 +22,26 @@ def forced_schema(tools: Tools) -> dict[str, Any]:
         "anyOf": [
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "arguments": dict(schema)},
+                "properties": {"name": {"const": name}, "arguments": _moved(schema, place)},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for name, schema in tools.items()
+            for place, (name, schema) in enumerate(tools.items())
         ]
     }
+
+
+def _moved(part: Any, place: int) -> Any:
+    """A schema that has become a part of another one: its references lead to itself, where it is now."""
+    if isinstance(part, Mapping):
+        return {key: _reference(value, place) if key == "$ref" else _moved(value, place) for key, value in part.items()}
+    return [_moved(one, place) for one in part] if isinstance(part, list) else part
+
+
+def _reference(target: Any, place: int) -> Any:
+    if not isinstance(target, str):
+        return _moved(target, place)
+    return f"#/anyOf/{place}/properties/arguments{target[1:]}" if target.startswith("#") else target
 
 
 class ForcedCall:
