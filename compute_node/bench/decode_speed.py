@@ -75,6 +75,7 @@ def measure_decode(
     *,
     layers: int,
     experts: int | None,
+    experts_format: str = "int4-g64",
     arena: str,
     threads: int | None,
     numerics: str,
@@ -91,6 +92,7 @@ def measure_decode(
         geometry: of the model.
         layers: of it.
         experts: routed experts of a layer; None: all.
+        experts_format: of the experts; dense weights are int8.
         arena: of the daemon: bytes or a share.
         threads: native threads.
         numerics: of the kernels.
@@ -106,7 +108,7 @@ def measure_decode(
     """
     config = geometry.cut(layers, experts)
     tell("the store, which is made at the first run and may take minutes")
-    store = random_store(geometry, layers=layers, experts=experts)
+    store = random_store(geometry, layers=layers, experts=experts, experts_format=experts_format)
     dense = RandomModel(config)
     sizes = store.geometry
     count, chosen = sizes.layers[0].experts, sizes.top_k

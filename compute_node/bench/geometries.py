@@ -44,7 +44,7 @@ class BenchGeometry:
         kept = self.layers if layers is None else layers
         if not 1 <= kept <= self.layers:
             raise UsageError(f"--layers {layers} is outside 1 to {self.layers}, those of {self.name}")
-        key = "num_local_experts" if "num_local_experts" in self.config else "num_experts"
+        key = next(key for key in ("num_local_experts", "n_routed_experts", "num_experts") if key in self.config)
         whole = int(self.config[key])
         count = whole if experts is None else experts
         if not int(self.config["num_experts_per_tok"]) <= count <= whole:
@@ -111,6 +111,24 @@ GEOMETRIES: Final = {
                 },
                 "tie_word_embeddings": False,
             },
+        ),
+        BenchGeometry(
+            "deepseek-v3",
+            {
+                "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+                "moe_intermediate_size": 2048, "num_hidden_layers": 58, "first_k_dense_replace": 0,
+                "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+                "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256,
+                "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+                "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+                "topk_method": "noaux_tc", "hidden_act": "silu", "max_position_embeddings": 163840,
+                "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+                "rope_scaling": {
+                    "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                    "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+                },
+            },
+            note="58 layers with experts; the three dense layers before them are left out",
         ),
         BenchGeometry(
             "glm-5.2",

@@ -14,6 +14,7 @@ from rich.table import Table
 from compute_node.bench.decode_speed import measure_decode
 from compute_node.bench.geometries import geometry_named
 from compute_node.commands import options
+from compute_node.commands.bench_speed import Experts, check_formats
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 
@@ -31,6 +32,7 @@ def decode(
     geometry: Annotated[str, typer.Option("--geometry", help="Of which model.")] = "glm-5.2",
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of it.")] = 4,
     experts: Annotated[int | None, typer.Option("--experts", help="Routed experts of a layer. Default: all.")] = 128,
+    experts_format: Experts = "int4-g64",
     arena: Annotated[str, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of them.")] = "25%",
     numerics: Annotated[str, typer.Option("--numerics", help="fast or exact.")] = "fast",
     threads: options.Threads = None,
@@ -48,11 +50,13 @@ def decode(
     """Decode with experts on the drive. The store (10 GB by default) is made once, in the user's cache."""
     if prefetch not in PREFETCH:
         raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
+    check_formats(experts_format)
     notes = Console(stderr=True, highlight=False)
     found = measure_decode(
         geometry_named(geometry),
         layers=layers,
         experts=experts,
+        experts_format=experts_format,
         arena=arena,
         threads=threads,
         numerics=numerics,

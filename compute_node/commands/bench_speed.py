@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from compute_node.bench.geometries import geometry_named
+from compute_node.bench.geometries import GEOMETRIES, geometry_named
 from compute_node.bench.kernel_speed import measure_kernels
 from compute_node.bench.step_speed import measure_prefill, measure_step
 from compute_node.commands import options
@@ -20,12 +20,12 @@ from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 from tierd.store.formats import ExpertFormat
 
-__all__ = ["register"]
+__all__ = ["Experts", "check_formats", "register"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")]
 ReadMebibytes = Annotated[int, typer.Option("--read-mib", min=1, help="Memory that is read plainly.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Alternating runs of each side.")]
-Geometry = Annotated[str, typer.Option("--geometry", help="olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b or glm-5.2.")]
+Geometry = Annotated[str, typer.Option("--geometry", help=f"{', '.join(GEOMETRIES)}.")]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of it. Default: all.")]
 _EXPERTS = tuple(str(name) for name in ExpertFormat if name is not ExpertFormat.F32)
 Experts = Annotated[str, typer.Option("--experts-format", help=f"{', '.join(_EXPERTS)}.")]
@@ -90,7 +90,7 @@ def step(
     """One decode step with all experts resident: fused, op by op, and the bandwidth that it reaches."""
     console, tell = _console()
     config = geometry_named(geometry).cut(layers)
-    _check_formats(experts_format)
+    check_formats(experts_format)
     speed, facts = measure_step(
         config, threads=threads, experts=experts_format, numerics=numerics, rounds=rounds, tokens=tokens,
         read_bytes=read_mebibytes << 20, timeline=timeline, tell=tell,
@@ -126,7 +126,7 @@ def prefill(
     """A prompt with all experts resident."""
     console, tell = _console()
     config = geometry_named(geometry).cut(layers)
-    _check_formats(experts_format)
+    check_formats(experts_format)
     found = measure_prefill(
         config, threads=threads, experts=experts_format, numerics=numerics, rows=rows, tokens=tokens, rounds=rounds,
         tell=tell,
@@ -138,7 +138,8 @@ def prefill(
     _say_void(console, found)
 
 
-def _check_formats(experts_format: str) -> None:
+def check_formats(experts_format: str) -> None:
+    """Refuses a format of experts that no random store can have."""
     if experts_format not in _EXPERTS:
         raise UsageError(f"--experts-format {experts_format!r} is not known", hint=f"Known: {', '.join(_EXPERTS)}.")
 
