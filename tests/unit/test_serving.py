@@ -164,6 +164,29 @@ def test_tokens_are_the_same_in_small_chunks_and_with_pages_lost_and_computed_ag
         engine.close()
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "glm_moe_dsa"])
+def test_tokens_are_the_same_for_families_that_keep_other_things(family, tmp_path):
+    """Recurrent states, and latent rows with an indexer: in a crowd, in chunks, and with places lost on the way."""
+    convert(Path(__file__).parents[1] / "oracles" / family, tmp_path / "store", experts="native", dense="native")
+    source, choose = InProcess(ExpertStore.open(tmp_path / "store")), random.Random(7)
+    params = GenerationParams(max_tokens=5, ignore_eos=True)
+    requests = [
+        Request(prompt=tuple(choose.randrange(100) for _ in range(choose.choice([3, 20, 61, 64]))), params=params)
+        for _ in range(8)
+    ]
+    with Model(source, ModelOptions(context=96, threads=1)) as model:
+        generator = Generator(model, None)
+        alone = [list(list(generator.generate(list(one.prompt), params))[-1].token_ids) for one in requests]
+        layout = model.cache.layout
+    budget = 3 * layout.page_bytes + 4 * layout.sequence_bytes
+    with Model(source, ModelOptions(context=96, sequences=4, rows=9, kv_cache=budget, threads=1)) as model:
+        engine = Engine(model, None, max_running=4)
+        stats = check_crowd(engine, (requests, alone))
+        assert stats.preempted > 0
+        assert (stats.reused_tokens == 0) or not layout.recurrent
+        engine.close()
+
+
 def test_text_and_stop_strings_are_those_of_the_generator(model, tokenizer):
     prompt, params = tokenizer.encode(TEXT[:60]), GenerationParams(max_tokens=24)
     events = list(Generator(model, tokenizer).generate(prompt, params))
