@@ -13,10 +13,10 @@ import typer
 from tierd.checkpoint.config import Config
 from tierd.checkpoint.convert import Conversion, ConversionProgress, ConversionReport
 from tierd.checkpoint.plan import MADE_DENSE, NATIVE, Planner, plan_conversion
-from tierd.checkpoint.registry import known_family
+from tierd.checkpoint.registry import known_family, refusal
 from tierd.commands.integrations import integration, is_installed
 from tierd.commands.progress import ByteProgress
-from tierd.errors import UsageError
+from tierd.errors import UnsupportedModel, UsageError
 from tierd.sizes import format_bytes, parse_bytes
 from tierd.store.formats import MADE_FORMATS
 
@@ -85,10 +85,16 @@ def _planner(source: Path, by: str) -> Planner:
     """Who plans: the mappings for families that have one, else transformers if it is installed."""
     if by not in ("auto", "mapping", "transformers"):
         raise UsageError(f"--by {by!r} is not known", hint="Choose auto, mapping or transformers.")
-    if by == "mapping" or (by == "auto" and (not source.is_dir() or known_family(Config.read(source)) is not None)):
+    if by == "mapping" or not source.is_dir():
+        return plan_conversion
+    config = Config.read(source)
+    if by == "auto" and known_family(config) is not None:
         return plan_conversion
     if by == "auto" and not is_installed():
-        return plan_conversion  # which refuses the family by name
+        unknown = refusal(config.where, config.model_type)
+        raise UnsupportedModel(
+            unknown.message, hint=f"{unknown.hint} With the extra `torch` transformers' rules are taken for others."
+        )
     planner: Planner = integration("conversion").plan_by_transformers
     return planner
 
