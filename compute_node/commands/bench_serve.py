@@ -16,7 +16,6 @@ from compute_node import embedded
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.random_model import RandomModel
-from compute_node.bench.routes import RECORDED
 from compute_node.bench.serve_speed import CLIENTS, measure_serving
 from compute_node.bench.step_speed import resident
 from compute_node.commands import options
@@ -24,6 +23,7 @@ from compute_node.engine.model import Model, ModelOptions
 from tierd.checkpoint.convert import convert
 from tierd.client.in_process import InProcess
 from tierd.errors import UsageError
+from tierd.policy.drawn_routes import RECORDED
 from tierd.store.store import ExpertStore
 
 __all__ = ["register", "serve"]
