@@ -46,6 +46,8 @@ _ROWS = {
             Query(rate("compute_node_requests_refused_total"), "sent away"),
             Query(rate("compute_node_preemptions_total"), "pre-empted"),
         )),
+        Panel("Experts used, by tier", "ops", "Where they were found.",
+              one(rate("compute_node_experts_total", "tier"), "{{tier}}"), stacked=True),
         Panel("Pages of the KV cache", "none", "64 tokens each.",
               one(value("compute_node_kv_pages", "state"), "{{state}}"), stacked=True),
         Panel("Bounds", "none", "As they were set.", (

