@@ -72,7 +72,7 @@ def prefetch(
     if plot is not None:
         draw_recall(plot, recall.report)
     if not speeds:
-        _tell(recall.report, as_json=as_json)
+        _tell(recall.report | {"precision_by_rank": recall.precision}, as_json=as_json)
         return
     progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")
     store = random_store(sizes, layers=layers, experts=experts)
