@@ -37,7 +37,7 @@ _PATIENCE: Final = 1.0
 _GOOD_ENOUGH: Final = 0.95
 _MIN_DEPTH: Final = 2
 _MIN_IN_FLIGHT_BYTES: Final = 8 << 20
-"""A drive that is fast with one small record at a time still waits for us between two of them, unless more are begun."""
+"""A drive that is fast with one small record at a time waits for us between two of them, unless more are begun."""
 _MAX_READ_BYTES: Final = 4 << 20
 _MIN_FILE_BYTES: Final = 8 << 20
 """Below this, starting the threads takes longer than the reads."""
