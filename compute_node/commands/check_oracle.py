@@ -13,8 +13,10 @@ from rich.console import Console
 
 from compute_node.commands import options
 from compute_node.commands.opening import Opened, open_store
+from compute_node.engine.model import Model
 from compute_node.engine.oracle import TOLERANCE, OracleReference, OracleResult, compare, read_reference
 from tierd.checkpoint.convert import convert
+from tierd.errors import UsageError
 
 __all__ = ["check_oracle", "register"]
 
@@ -42,7 +44,12 @@ def check_oracle(
         store = Path(scratch) / "store"
         convert(folder, store)
         with open_store(str(store), settings, name="check-oracle") as opened:
-            content = _describe(opened, reference, compare(opened.model, reference))
+            if not isinstance(opened.model, Model):
+                raise UsageError(
+                    "check-oracle is for native programs, and this model has none",
+                    hint=f"Use `tierd integrations transformers --check {folder}`.",
+                )
+            content = _describe(opened, opened.model, reference, compare(opened.model, reference))
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
@@ -51,10 +58,10 @@ def check_oracle(
         raise typer.Exit(1)
 
 
-def _describe(opened: Opened, reference: OracleReference, result: OracleResult) -> dict[str, Any]:
+def _describe(opened: Opened, model: Model, reference: OracleReference, result: OracleResult) -> dict[str, Any]:
     stats = opened.source.stats
     return {
-        "family": opened.model.model_type,
+        "family": model.model_type,
         "passed": result.passed,
         "max_logit_error": result.max_logit_error,
         "tolerance": TOLERANCE,

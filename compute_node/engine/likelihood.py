@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.engine.model import Model
+from compute_node.engine.language_model import LanguageModel
 from tierd.client.source import Phase
 from tierd.errors import LimitExceeded, UsageError
 
@@ -52,7 +52,7 @@ def log_probabilities(logits: NDArray[np.float32], tokens: Sequence[int]) -> NDA
 
 
 def text_likelihood(
-    model: Model, tokens: Sequence[int], *, window: int, overlap: int, progress: Callable[[int], None] | None = None
+    model: LanguageModel, tokens: Sequence[int], *, window: int, overlap: int, progress: Callable[[int], None] | None = None
 ) -> TextLikelihood:
     """Scores a text in windows, each of which begins with the last `overlap` tokens of the one before.
 
@@ -83,7 +83,7 @@ def text_likelihood(
     return TextLikelihood(len(tokens) - 1, nats)
 
 
-def continuation_likelihood(model: Model, context: Sequence[int], continuation: Sequence[int]) -> float:
+def continuation_likelihood(model: LanguageModel, context: Sequence[int], continuation: Sequence[int]) -> float:
     """Log-likelihood of a continuation, in nats; of the context only what fits before it is seen.
 
     Raises:
@@ -99,7 +99,7 @@ def continuation_likelihood(model: Model, context: Sequence[int], continuation: 
     return float(_score(model, [*seen, *continuation], len(seen)).sum())
 
 
-def _score(model: Model, tokens: Sequence[int], first: int) -> NDArray[np.float64]:
+def _score(model: LanguageModel, tokens: Sequence[int], first: int) -> NDArray[np.float64]:
     """Log-probabilities of tokens `first` and later, each after all those before it."""
     sequence = model.cache.take()
     found = []
