@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from compute_node import embedded
+from compute_node.bench.child import Child
 from compute_node.bench.far_link import STORE_HOST, FarLink
 from compute_node.bench.fleet_simulation import FleetFacts, StoreHost, simulate_fleet
 from compute_node.bench.geometries import BenchGeometry, geometry_named
@@ -21,7 +20,6 @@ from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_store import random_store
 from compute_node.models.registry import family_of
 from tierd.checkpoint.convert import convert
-from tierd.errors import DaemonUnavailable
 from tierd.policy.drawn_routes import RECORDED
 from tierd.store.formats import ExpertFormat
 from tierd.store.geometry import Geometry
@@ -210,8 +208,8 @@ def _measure(
     threads = [] if options["threads"] is None else ["--threads", str(options["threads"])]
     with ExitStack() as stack:
 
-        def start(name: str, command: list[str], ready: str) -> _Child:
-            child = _Child(name, command, scratch / f"{name}.log")
+        def start(name: str, command: list[str], ready: str) -> Child:
+            child = Child(name, command, scratch / f"{name}.log")
             stack.callback(child.end)
             child.wait_for(ready)
             return child
@@ -279,54 +277,3 @@ def _figures(turns: dict[str, list[dict[str, Any]]], geometry: Geometry) -> dict
     figures["bytes_missed"] = 1 - sum(turn["tiers"].get("node", 0) for turn in turns["bytes"]) / max(1, asked)
     figures["record_bytes"] = geometry.slot_bytes
     return figures
-
-
-class _Child:
-    """A process that talks in lines."""
-
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
-        self._name = name
-        self._log = log
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-
-    def wait_for(self, word: str) -> None:
-        """Read lines until one holds the word; DaemonUnavailable if the process ends before."""
-        while word not in self._line():
-            pass
-
-    def ask(self, line: str) -> dict[str, Any]:
-        """Say a line and return the answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._line())
-        return answer
-
-    def core_seconds(self) -> float:
-        """Processor time that it has used so far (proc(5))."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def end(self) -> None:
-        """Let it end by itself, or else kill it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            words = self._log.read_text(errors="replace").strip()[-2000:]
-            raise DaemonUnavailable(f"the {self._name} of the measurement ended: {words or 'it said nothing'}")
-        return line

@@ -9,6 +9,7 @@ from compute_node.commands import (
     bench_decode,
     bench_far,
     bench_llama_cpp,
+    bench_near,
     bench_prefetch,
     bench_serve,
     bench_speed,
@@ -22,7 +23,8 @@ def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = typer.Typer(name="bench", no_args_is_help=True, help="Measure this machine.")
     for command in (
-        bench_arena, bench_decode, bench_far, bench_llama_cpp, bench_prefetch, bench_serve, bench_speed, bench_trace,
+        bench_arena, bench_decode, bench_far, bench_llama_cpp, bench_near, bench_prefetch, bench_serve,
+        bench_speed, bench_trace,
     ):  # fmt: skip
         command.register(group)
     group.callback()(_group)
