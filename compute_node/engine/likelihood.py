@@ -52,7 +52,12 @@ def log_probabilities(logits: NDArray[np.float32], tokens: Sequence[int]) -> NDA
 
 
 def text_likelihood(
-    model: LanguageModel, tokens: Sequence[int], *, window: int, overlap: int, progress: Callable[[int], None] | None = None
+    model: LanguageModel,
+    tokens: Sequence[int],
+    *,
+    window: int,
+    overlap: int,
+    progress: Callable[[int], None] | None = None,
 ) -> TextLikelihood:
     """Scores a text in windows, each of which begins with the last `overlap` tokens of the one before.
 
