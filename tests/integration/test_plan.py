@@ -84,6 +84,22 @@ def test_the_config_alone_says_what_a_conversion_writes(family, tmp_path):
     assert outlook.dense_bytes[DenseFormat.F32] == made.manifest.dense_bytes
 
 
+@pytest.mark.parametrize(
+    ("folder", "native"), [("deepseek_v3_fp8", "fp8-e4m3"), ("gpt_oss_mxfp4", "mxfp4"), ("kimi_k2_int4", "int4-g32")]
+)
+def test_a_checkpoint_in_codes_is_planned_as_it_is_published(folder, native, tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_bytes((ORACLES / folder / "config.json").read_bytes())
+    answer = planned(tmp_path / "config")
+    assert answer["disk"]["format"] == native
+    assert set(answer["formats"]) == {native, "f32", "bf16", "int8", "int4-g64"}
+    for fmt, figures in answer["formats"].items():
+        convert(ORACLES / folder, tmp_path / fmt, experts="native" if fmt == native else fmt)
+        assert ExpertStore.open(tmp_path / fmt).geometry.expert_bytes == figures["expert_bytes"]
+    refused = run(tmp_path / "config", "--experts", "mxfp4" if native != "mxfp4" else "fp8-e4m3")
+    assert "is not published in that format" in str(refused.exception)
+
+
 def test_a_checkpoint_is_told_with_the_disk_that_it_needs(tmp_path, monkeypatch):
     answer = planned(ORACLES / "olmoe", "--dst", tmp_path / "not" / "there", "--experts", "f32")
     assert set(answer["formats"]) == {"f32", "bf16", "int8", "int4-g64"}

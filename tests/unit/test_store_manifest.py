@@ -85,3 +85,37 @@ def test_a_layout_that_kernels_would_read_differently_is_refused(text, place, va
 def test_a_format_that_does_not_fit_the_layouts_is_refused(text):
     with pytest.raises(StoreDamaged, match="differs from the one of format f32"):
         parse_manifest(signed(json.loads(text) | {"expert_format": "f32"}), "store.json")
+
+
+def test_a_store_names_the_oldest_version_that_can_express_it(text, tmp_path):
+    table = json.loads(text)
+    assert table["format_version"] == 1
+    assert all("activation" not in layout for layout in table["geometry"]["layouts"])
+    options = {"layers": 2, "experts": 2, "top_k": 1, "fill": "sparse"}
+    newer = (
+        {"format": "mxfp4"}, {"format": ["bf16", "int8"]}, {"biases": True}, {"activation": "gpt-oss"},
+    )  # fmt: skip
+    for number, more in enumerate(newer):
+        store = make_store(tmp_path / str(number), **options, **more)
+        assert store.manifest.format_version == 2
+        again = parse_manifest((store.path / "store.json").read_text(), "store.json")
+        assert again == store.manifest
+        older = json.loads(again.to_json()) | {"format_version": 1}
+        with pytest.raises(StoreDamaged, match=r"format_version 1|differs from the one"):
+            parse_manifest(json.dumps(older), "store.json")
+
+
+def test_layouts_that_differ_are_each_held_to_their_own_format(tmp_path):
+    store = make_store(
+        tmp_path / "s", layers=3, experts=2, top_k=1, fill="sparse", format=["fp8-e4m3", "int4-g32", "fp8-e4m3"]
+    )
+    assert store.manifest.expert_format == "fp8-e4m3"
+    assert [store.layout(layer).format for layer in range(3)] == ["fp8-e4m3", "int4-g32", "fp8-e4m3"]
+    table = json.loads((store.path / "store.json").read_text())
+    layouts = table["geometry"]["layouts"]
+    layouts[0]["format"], layouts[1]["format"] = layouts[1]["format"], layouts[0]["format"]
+    with pytest.raises(StoreDamaged, match="a record layout differs from the one of format int4-g32"):
+        parse_manifest(signed(table), "store.json")
+    table["geometry"]["layouts"] = [layout | {"format": "mxfp4"} for layout in layouts]
+    with pytest.raises(StoreDamaged, match="format fp8-e4m3"):
+        parse_manifest(signed(table), "store.json")
