@@ -131,6 +131,21 @@ GEOMETRIES: Final = {
             note="58 layers with experts; the three dense layers before them are left out",
         ),
         BenchGeometry(
+            "glm-5.2-dsa",
+            {
+                "model_type": "glm_moe_dsa", "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
+                "moe_intermediate_size": 2048, "num_hidden_layers": 75, "first_k_dense_replace": 0,
+                "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512,
+                "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "index_n_heads": 32,
+                "index_head_dim": 128, "index_topk": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+                "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+                "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+                "hidden_act": "silu", "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "tie_word_embeddings": False,
+            },
+            note="75 layers with experts, each with its own indexer; the three dense layers before them are left out",
+        ),
+        BenchGeometry(
             "glm-5.2",
             {
                 "model_type": "qwen3_moe", "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
