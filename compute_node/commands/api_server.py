@@ -58,7 +58,8 @@ def check_address(api: ApiSettings) -> Address:
     address = parse_address(api.http, option="--http")
     if address.path is not None:
         raise UsageError("--http: the API listens on HOST:PORT, not on a Unix socket")
-    if not (address.local or api.insecure or api.keys()):
+    keys = api.keys()
+    if not (address.local or api.insecure or keys):
         raise UsageError(
             f"refusing to answer on {address} without an API key: anyone on the network could use this model",
             hint="Give --api-key-file or --api-key, or --insecure if this network is yours alone.",

@@ -91,8 +91,10 @@ class CountRequest(BaseModel):
             }
             for tool in (self.tools or [] if tools else [])
         ]
-        # The variable by which templates of models that may think or not are told.
-        extra = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        extra = {}
+        if self.thinking is not None:
+            # The variables by which templates of models that may think or not are told.
+            extra = dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
         return Conversation(
             messages=messages, described=described, tools=tools, forced=forced, schema=None, extra=extra
         )

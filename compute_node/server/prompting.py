@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,12 @@ from compute_node.server.problem import Problem
 from compute_node.server.sampling import SamplingFields
 from compute_node.server.service import Service
 from compute_node.serving.requests import Constraint, Request
+from compute_node.text.chat_template import ChatTemplate
 from compute_node.text.grammar import CompiledGrammar
 from compute_node.text.parsers.forced import forced_schema
 from compute_node.text.parsers.tagged import THOUGHT
 from compute_node.text.schema_limits import check_schema
+from tierd.errors import UsageError
 
 __all__ = ["Prepared", "prepare_chat", "render_prompt"]
 
@@ -44,11 +47,40 @@ def render_prompt(service: Service, conversation: Conversation) -> tuple[str, tu
         UsageError: the template refuses the messages.
     """
     tokenizer, template = service.chat_parts()
-    messages = conversation.messages
-    if "developer" not in template.source:
-        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    text = template.render(messages, tools=conversation.described or None, extra=conversation.extra)
+    messages = [_adapted(message, template) for message in conversation.messages]
+    tools = conversation.described or None
+    try:
+        text = template.render(messages, tools=tools, extra=conversation.extra)
+    except UsageError:
+        # Some templates write the arguments of former calls as JSON, others expect them to be written already.
+        written = [_with_written_arguments(message) for message in messages]
+        if written == messages:
+            raise
+        text = template.render(written, tools=tools, extra=conversation.extra)
     return text, tuple(tokenizer.encode(text, special_tokens=False))
+
+
+def _adapted(message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """A message in the words of a template: who speaks, and where thoughts stand."""
+    adapted = dict(message)
+    if message["role"] == "developer" and "developer" not in template.source:
+        adapted["role"] = "system"
+    # One that has both thoughts and words beside a call can only show the words.
+    if "reasoning_content" in message and not (message.get("tool_calls") and message["content"]):
+        adapted["thinking"] = message["reasoning_content"]
+    return adapted
+
+
+def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = []
+    for call in calls:
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        written.append(call | {"function": call["function"] | {"arguments": text}})
+    return message | {"tool_calls": written}
 
 
 async def prepare_chat(

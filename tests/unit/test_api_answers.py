@@ -239,6 +239,21 @@ async def test_results_of_tools_reach_the_template(api):
     assert shown == "[system|be brief|][user|hi|][assistant||Oslo][tool|rain|][user|so?|]"
 
 
+async def test_templates_get_arguments_thoughts_and_switches_in_their_own_words(api):
+    source = (
+        "{% for m in messages %}{{ m.thinking }}|{% for c in m.tool_calls or [] %}"
+        "{{ 'call ' + c.function.arguments }}{% endfor %}{% endfor %}{{ enable_thinking }}{{ thinking }}"
+    )
+    client, engine = api(source)
+    call = {"type": "tool_use", "id": "c1", "name": "get_weather", "input": {"city": "Oslo"}}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    turns = [*HELLO, {"role": "assistant", "content": [thought, call]}]
+    body = {"model": "tiny", "max_tokens": 5, "messages": turns, "thinking": {"type": "disabled"}}
+    assert (await client.post("/v1/messages", json=body)).status_code == 200
+    shown = engine.tokenizer.decode(list(engine.requests[-1].prompt))
+    assert shown == '|Hm.|call {"city": "Oslo"}FalseFalse'
+
+
 async def test_stop_strings_are_looked_for_in_content_where_markers_are_special_tokens(api, tokenizer, monkeypatch):
     client, engine = api(f"{TEXT}{{# <|channel|> #}}")
     marks = {"<|user|>": "<|channel|>", "<|assistant|>": "<|message|>"}
