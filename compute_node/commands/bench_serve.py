@@ -47,7 +47,7 @@ def serve(
         list[int] | None, typer.Option("--clients", min=1, help="Clients at once; repeat it. Default: 1, 4, 16, 64.")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For each number of clients.")] = 8.0,
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of an answer.")] = 64,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of an answer.")] = 96,
     numerics: options.Numerics = None,
     threads: options.Threads = None,
     *,
