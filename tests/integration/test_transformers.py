@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daemons import daemons_in
 
 pytestmark = pytest.mark.oracle
 
@@ -128,6 +129,26 @@ def test_the_device_tier_holds_its_budget_and_changes_no_token(olmoe, unmodified
     assert tier.uploads == stats.requested - stats.tiers["vram"]
     model.tierd.close()
     assert tier.nbytes == len(tier) == 0
+
+
+def test_two_models_on_one_daemon_outlive_it_and_go_on_with_the_same_tokens(olmoe, unmodified, tmp_path):
+    ids, options = prompt(8), {"do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        expected = unmodified.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, **options)
+    with daemons_in(tmp_path) as start:
+        daemon = start(olmoe / "store", "--arena", "25%", "--history", "off")
+        models = [load(daemon.name, dtype="float32") for _ in range(2)]
+        halves = [
+            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, **options) for model in models
+        ]
+        asked = daemon.stats()["requests"]["requests"]
+        assert asked == sum(model.tierd.runtime.experts_chosen for model in models)
+        daemon.kill()
+        daemon.start()
+        for model, half in zip(models, halves, strict=True):
+            whole = model.generate(half, attention_mask=torch.ones_like(half), max_new_tokens=6, **options)
+            assert whole.tolist() == expected.tolist()
+            model.tierd.close()
 
 
 @pytest.mark.gpu
