@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from oracles.random_configs import RANDOM_CONFIGS
 
@@ -27,7 +27,10 @@ def test_any_shape_of_a_family_gives_the_logits_routes_and_tokens_of_transformer
     shape = data.draw(RANDOM_CONFIGS[family])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make_oracles.make("random", make_oracles.Oracle(family, shape), folder, seed=1)
+        try:
+            make_oracles.make("random", make_oracles.Oracle(family, shape), folder, seed=1)
+        except SystemExit:  # no draw of the weights whose tokens and routes do not hinge on rounding
+            reject()
         convert(folder / "random", folder / "store", experts="f32", dense="f32")
         with Model(InProcess(ExpertStore.open(folder / "store")), ModelOptions(threads=1, rows=9)) as model:
             result = compare(model, read_reference(folder / "random" / "ref.npz"))

@@ -137,6 +137,8 @@ def fill(model: torch.nn.Module, seed: str, stored_as: torch.dtype, *, tied: boo
 
 def route_margin(logits: torch.Tensor, correction: torch.Tensor | None, chosen: int, groups: int, kept: int) -> float:
     """How far the choice of experts is from another one, in the scores that it goes by; logits [T, E]."""
+    if chosen == logits.shape[-1]:
+        return float("inf")
     logits = logits.double()
     scores = logits.softmax(-1) if correction is None else logits.sigmoid() + correction
     margin = float("inf")

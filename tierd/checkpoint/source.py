@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
 from tierd.checkpoint.config import Config
 from tierd.checkpoint.journal import Identity
 from tierd.checkpoint.reader import Checkpoint
+from tierd.checkpoint.tiktoken import RANKS_FILE, tokenizer_json
 from tierd.errors import StoreDamaged, UsageError
 from tierd.store.checksums import sha256
 from tierd.store.manifest import MAX_TEXT_BYTES
@@ -41,8 +43,17 @@ TEXT_FILES: Final = (
 
 
 def read_texts(folder: Path) -> dict[str, bytes]:
-    """The small files of a checkpoint by name."""
-    return {name: read_small_file(folder / name, MAX_TEXT_BYTES) for name in TEXT_FILES if (folder / name).exists()}
+    """The small files of a checkpoint by name; a raw tiktoken vocabulary becomes the tokenizer.json that it lacks."""
+    texts = {name: read_small_file(folder / name, MAX_TEXT_BYTES) for name in TEXT_FILES if (folder / name).exists()}
+    if "tokenizer.json" not in texts and (folder / RANKS_FILE).exists():
+        try:
+            settings = json.loads(texts.get("tokenizer_config.json", b"{}"))
+        except (ValueError, RecursionError):
+            settings = None
+        if not isinstance(settings, dict):
+            raise StoreDamaged(f"{folder / 'tokenizer_config.json'} is not a JSON object")
+        texts["tokenizer.json"] = tokenizer_json(read_small_file(folder / RANKS_FILE, MAX_TEXT_BYTES), settings)
+    return texts
 
 
 def identity_of(
