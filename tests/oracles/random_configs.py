@@ -143,6 +143,52 @@ def _glm_moe_dsa(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@st.composite
+def _gpt_oss(draw: st.DrawFn) -> dict[str, Any]:
+    common, experts = _common(draw), draw(st.integers(2, 9))
+    layers = common["num_hidden_layers"]
+    return common | _grouped(draw) | {
+        "intermediate_size": draw(st.sampled_from((12, 20, 28, 56))),
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, min(4, experts))),
+        "sliding_window": draw(st.sampled_from((1, 5, 30))),
+        "attention_bias": draw(st.booleans()),
+        "layer_types": [draw(st.sampled_from(("sliding_attention", "full_attention"))) for _ in range(layers)],
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": draw(st.sampled_from((2.0, 32.0))),
+            "beta_fast": 32.0, "beta_slow": 1.0, "truncate": draw(st.booleans()),
+            "original_max_position_embeddings": draw(st.sampled_from((16, 64))),
+        },
+    }  # fmt: skip
+
+
+@st.composite
+def _qwen3_next(draw: st.DrawFn) -> dict[str, Any]:
+    common, experts, key_heads = _common(draw, layers=2), draw(st.integers(2, 9)), draw(st.integers(1, 3))
+    layers, heads = common["num_hidden_layers"], _grouped(draw)
+    heads["head_dim"] = draw(st.sampled_from((8, 16, 24)))
+    return common | heads | {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw(st.integers(1, 3)),
+        "linear_key_head_dim": draw(st.sampled_from((3, 8, 17))),
+        "linear_value_head_dim": draw(st.sampled_from((5, 8, 70))),
+        "linear_conv_kernel_dim": draw(st.integers(2, 5)),
+        "layer_types": [draw(st.sampled_from(("linear_attention", "full_attention"))) for _ in range(layers - 1)]
+        + ["full_attention"],
+        "intermediate_size": 36,
+        "moe_intermediate_size": draw(st.sampled_from((12, 20, 28))),
+        "shared_expert_intermediate_size": draw(st.sampled_from((12, 30))),
+        "num_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, min(4, experts))),
+        "norm_topk_prob": draw(st.booleans()),
+        "mlp_only_layers": draw(st.sampled_from(([], [0]))),
+        "attention_bias": draw(st.booleans()),
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": draw(st.sampled_from((0.25, 0.5, 1.0))),
+        },
+    }  # fmt: skip
+
+
 RANDOM_CONFIGS = {
     "Olmoe": _olmoe(),
     "Mixtral": _mixtral(),
@@ -150,5 +196,7 @@ RANDOM_CONFIGS = {
     "DeepseekV3": _deepseek_v3(),
     "Glm4Moe": _glm4_moe(),
     "GlmMoeDsa": _glm_moe_dsa(),
+    "GptOss": _gpt_oss(),
+    "Qwen3Next": _qwen3_next(),
 }
 """By the name of the configuration class in transformers, without `Config`."""
