@@ -24,6 +24,8 @@ from tierd.store.store import ExpertStore
 @settings(max_examples=12, deadline=None)
 def test_any_shape_of_a_family_gives_the_logits_routes_and_tokens_of_transformers(family, data):
     make_oracles = pytest.importorskip("oracles.make_oracles")
+    make_oracles.torch.set_num_threads(1)
+    make_oracles.transformers.utils.logging.disable_progress_bar()
     shape = data.draw(RANDOM_CONFIGS[family])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
