@@ -128,11 +128,17 @@ def test_a_worker_that_is_killed_costs_no_token_and_is_used_again_when_it_is_bac
     worker = WorkerProcess(daemon.name, "--patience", "5", folder=folder)
     try:
         source = open_far(daemon.name, experts="worker", workers=(str(worker.address),), told=told)
+        calls, compute = [0], source.compute
+
+        def counted(*given, **named):
+            calls[0] += 1
+            if calls[0] == 20:
+                worker.kill()
+            return compute(*given, **named)
+
+        source.compute = counted
         with far_model(source) as generator:
-            killer = threading.Timer(0.02, worker.kill)
-            killer.start()
             assert tokens(generator, COUNT) == expected
-            killer.join()
             assert any("others do its work" in line for line in told)
             assert source.stats.tiers.keys() > {"worker"}
             worker.start()
