@@ -209,6 +209,9 @@ def _add_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
+        kind = request.headers.get("content-type", "")
+        if "json" not in kind:
+            message = f"the body must be JSON, sent with Content-Type: application/json (it came as {kind[:80]!r})"
         return Problem(400, message, param=place or None).response(request.url.path)
 
     async def defect(request: Request, error: Exception) -> Response:

@@ -175,6 +175,14 @@ def test_bodies_that_are_no_json_are_refused(server):
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_a_body_of_another_type_is_told_what_is_missing(server):
+    answer = web.post(f"{server.url}/v1/completions", data={"prompt": "It"}, headers={"x-api-key": KEY})
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+    assert web.get(f"{server.url}/v1/completions", headers={"x-api-key": KEY}).status_code == 405
+    assert "error" in web.get(f"{server.url}/nothing", headers={"x-api-key": KEY}).json()
+
+
 def test_values_that_no_tokenizer_or_template_likes_are_refused(server):
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     deep = {}
