@@ -309,3 +309,24 @@ def test_a_published_format_cannot_be_made_and_is_the_default_of_its_own_plan(tm
     store = ExpertStore.open(tmp_path / "store")
     assert published.geometry["fp8-e4m3"].expert_bytes == store.geometry.expert_bytes
     assert Path(store.path / "config.json").read_bytes() == (codes / "config.json").read_bytes()
+
+
+def test_heads_for_drafting_keep_their_codes_though_nothing_runs_them(tmp_path):
+    source = Path(__file__).parents[1] / "oracles" / "deepseek_v3_fp8"
+    tensors, config = tensors_of(source), json.loads((source / "config.json").read_text())
+    drafting = {
+        name.replace("layers.1.", "layers.2."): entry
+        for name, entry in tensors.items()
+        if "layers.1.mlp.experts.0." in name
+    }
+    drafting["model.layers.2.eh_proj.weight"] = ("BF16", np.full((136, 272), 0x3F80, np.uint16))
+    write_folder(tmp_path / "m", source, tensors | drafting, config | {"num_nextn_predict_layers": 1})
+    convert(tmp_path / "m", tmp_path / "store")
+    store = ExpertStore.open(tmp_path / "store")
+    kept = {name: store.dense_info(name).dtype for name in store.dense_names() if "layers.2." in name}
+    assert set(kept) == {name for name in drafting if not name.endswith("_scale_inv")}
+    assert kept.pop("model.layers.2.eh_proj.weight") == "bf16"
+    assert set(kept.values()) == {"fp8"}
+    name = "model.layers.2.mlp.experts.0.up_proj.weight"
+    assert np.array_equal(store.read_dense(name).data, drafting[name][1])
+    assert np.array_equal(store.read_dense(name).scales, drafting[f"{name}_scale_inv"][1])
