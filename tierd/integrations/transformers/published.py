@@ -40,12 +40,14 @@ class Parameter:
     Attributes:
         target: its name in the model, the first one's if there are several.
         converter: transformers' rule; None: the published tensor is the parameter.
+        model: empty one, which some rules ask for shapes.
         sources: published tensors by the rule's patterns, in the order of the experts.
         scales: by the names of published tensors, those that hold 8-bit floats.
     """
 
     target: str
     converter: Any
+    model: Any
     sources: dict[str, list[SourceTensor]] = field(default_factory=dict)
     scales: Mapping[str, SourceTensor] = field(default_factory=dict)
     _whole: dict[str, torch.Tensor] | None = None
@@ -83,6 +85,7 @@ class Parameter:
                             for pattern, listed in self.sources.items()
                         },
                         config,
+                        self.model,
                     )
                 return self._whole[name][expert]
         if kind == "single":
@@ -91,7 +94,7 @@ class Parameter:
             given = {pattern: [self._read(listed[0], expert)] for pattern, listed in self.sources.items()}
         if self.converter is None:
             return next(iter(given.values()))[0][0]
-        return self._convert(given, config)[name][0]
+        return self._convert(given, config, _OneExpert(self.model))[name][0]
 
     def release(self) -> None:
         """Give back a whole layer that `read` kept."""
@@ -125,7 +128,7 @@ class Parameter:
             return fp8_values(codes, wide)
         return torch.stack([fp8_values(*each) for each in zip(codes, wide, strict=True)])
 
-    def _convert(self, given: dict[str, list[torch.Tensor]], config: Any) -> dict[str, torch.Tensor]:
+    def _convert(self, given: dict[str, list[torch.Tensor]], config: Any, model: Any) -> dict[str, torch.Tensor]:
         """Tensors by full name; the rule's own patterns are replaced as transformers does it."""
         values: dict[str, Any] = given
         converter = copy.copy(self.converter)
@@ -135,7 +138,7 @@ class Parameter:
                 source_patterns=converter.source_patterns,
                 target_patterns=converter.target_patterns,
                 full_layer_name=self.target,
-                model=None,
+                model=model,
                 config=config,
                 missing_keys=None,
             )
@@ -145,6 +148,17 @@ class Parameter:
             tensor = value[0] if isinstance(value, list) else value
             found[self.target.replace(first, pattern) if pattern in converter.target_patterns else pattern] = tensor
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _OneExpert:
+    """The model as rules see it that are applied to one expert: its parameters have a first dimension of 1."""
+
+    model: Any
+
+    def get_parameter(self, name: str) -> torch.Tensor:
+        """A parameter's shape, without memory."""
+        return torch.empty((1, *self.model.get_parameter(name).shape[1:]), device="meta")
 
 
 def collect(
@@ -188,7 +202,7 @@ def collect(
         if not wanted.intersection(names):
             renamed[name] = target
             continue
-        parameter = found.setdefault(target, Parameter(target, converter, scales=scales))
+        parameter = found.setdefault(target, Parameter(target, converter, model, scales=scales))
         parameter.sources.setdefault(name if pattern is None else pattern, []).append(tensors[name])
     by_name = {each: parameter for parameter in found.values() for each in parameter.names()}
     lost = sorted(wanted - set(by_name))
