@@ -7,11 +7,12 @@ with itself: conversion, chunks, batches, tiers, threads, and a cache that is le
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from compute_node.engine.model import Model, ModelOptions
 from compute_node.engine.oracle import read_reference
@@ -191,3 +192,24 @@ def test_quantised_weights_are_close_and_change_no_bit_with_the_chunks(name, tmp
             assert np.array_equal(logits_of(model, prompt, [1, 5]), rows[-1])
     plain, quantised = rows
     assert 0 < np.linalg.norm(plain - quantised) < 0.2 * np.linalg.norm(plain)
+
+
+def test_weights_for_drafting_are_kept_and_change_no_bit(tmp_path):
+    source = ORACLES / "deepseek_v3"
+    shutil.copytree(source, tmp_path / "m")
+    config = json.loads((source / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    layer = config["num_hidden_layers"]
+    drafting = {
+        f"model.layers.{layer}.eh_proj.weight": np.ones((32, 64), np.float32),
+        f"model.layers.{layer}.mlp.experts.3.up_proj.weight": np.full((16, 32), 2, np.float32),
+    }
+    save_file(drafting, tmp_path / "m" / "model-drafting.safetensors")
+    prompt, found = read_reference(source / "ref.npz").input_ids, []
+    for folder, store in ((source, tmp_path / "plain"), (tmp_path / "m", tmp_path / "store")):
+        convert(folder, store, experts="native", dense="native")
+        with Model(InProcess(ExpertStore.open(store)), ModelOptions(threads=1)) as model:
+            found.append(logits_of(model, prompt, [24]))
+    assert np.array_equal(*found)
+    for name, weights in drafting.items():
+        assert np.array_equal(ExpertStore.open(tmp_path / "store").read_dense(name).data, weights)
