@@ -10,11 +10,11 @@ import pytest
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.random_model import RandomModel
-from tierd.policy.drawn_routes import RECORDED, RouteModel, lru_hit_rates, reuse_depths
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.in_process import InProcess
 from tierd.client.source import Phase
 from tierd.errors import UsageError
+from tierd.policy.drawn_routes import RECORDED, RouteModel, lru_hit_rates, reuse_depths
 from tierd.policy.trace import load_trace
 
 TRACE = Path(__file__).parents[1] / "bench" / "traces" / "held.npz"
