@@ -62,7 +62,7 @@ def test_one_window_scores_every_token_but_the_first(model, logits):
     assert found.tokens == len(TOKENS) - 1 == steps[-1]
     assert found.nats == pytest.approx(-expected(logits, 1).sum(), rel=1e-12)
     assert found.perplexity == pytest.approx(math.exp(found.nats / 11))
-    assert len(model.cache._free) == 1
+    assert model.cache.open_places == 1
 
 
 def test_windows_score_each_token_once_after_what_they_repeat(model):
