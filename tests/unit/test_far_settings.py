@@ -1,0 +1,61 @@
+"""What a far node is told, as flags, in the environment and in a file alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compute_node.commands.far_options import far_options
+from compute_node.settings import NodeSettings, WorkerSettings
+from tierd.errors import UsageError
+
+WANTED = {
+    "experts": "worker",
+    "worker": ("a:1=2", "b:2"),
+    "worker_seconds": 0.5,
+    "store_cache": "1GiB",
+    "tls_ca": Path("ca.pem"),
+    "token_file": Path("token"),
+    "plaintext": True,
+}
+FILE = """
+[node]
+experts = "worker"
+worker = ["a:1=2", "b:2"]
+worker_seconds = 0.5
+store_cache = "1GiB"
+tls_ca = "ca.pem"
+token_file = "token"
+plaintext = true
+"""
+
+
+@pytest.mark.parametrize("way", ["flags", "environment", "file"])
+def test_every_way_of_telling_it_comes_to_the_same(way, monkeypatch, tmp_path):
+    config, flags = None, {}
+    if way == "flags":
+        flags = WANTED
+    elif way == "file":
+        config = tmp_path / "node.toml"
+        config.write_text(FILE)
+    else:
+        for name, value in WANTED.items():
+            text = ", ".join(value) if isinstance(value, tuple) else str(value)
+            monkeypatch.setenv(f"TIERD_NODE_{name.upper()}", text)
+    settings = NodeSettings.load(config=config, table="node", flags=flags)
+    assert {name: getattr(settings, name) for name in WANTED} == WANTED
+    far = far_options(settings)
+    far.check()
+    assert (far.experts, far.workers, far.worker_seconds) == ("worker", ("a:1=2", "b:2"), 0.5)
+    assert (far.access.ca, far.access.token_file, far.access.plaintext) == (Path("ca.pem"), Path("token"), True)
+
+
+def test_a_worker_is_told_in_the_same_ways(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIERD_WORKER_LISTEN", "127.0.0.1:1")
+    config = tmp_path / "worker.toml"
+    config.write_text("[worker]\nlisten = '127.0.0.1:2'\nmax_nodes = 3\n")
+    settings = WorkerSettings.load(config=config, table="worker", flags={"rows": 7})
+    assert (settings.listen, settings.max_nodes, settings.rows) == ("127.0.0.1:1", 3, 7)
+    with pytest.raises(UsageError, match="rows"):
+        WorkerSettings.load(config=None, table="worker", flags={"rows": 0})
