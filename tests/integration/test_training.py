@@ -186,7 +186,7 @@ def test_wrong_options_are_refused_in_one_line(tmp_path, options, said):
 def test_without_torch_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match="needs torch") as caught:
-        run_command(Namespace())
+        run_command(Namespace(held_out=None))
     assert "tierd[train]" in caught.value.hint
 
 
