@@ -36,19 +36,20 @@ class Torn(InProcess):
 
     def overwrite_all(self):
         record_bytes = self.store.geometry.slot_bytes
+        words, memory = self._cache._words, self._cache._memory
         while not self._over.is_set():
-            for flat in np.flatnonzero(self._words).tolist():
+            for flat in np.flatnonzero(words).tolist():
                 with self._lock:
-                    word = int(self._words[flat])
+                    word = int(words[flat])
                     start = ((word & 0xFFFFFF) - 1) * record_bytes
-                    record = self._memory[start : start + record_bytes]
+                    record = memory[start : start + record_bytes]
                     right = record.copy()
-                    self._words[flat] = 0
+                    words[flat] = 0
                     self._fence()
                     record[:] = 0x5A
                     record[:] = right
                     self._fence()
-                    self._words[flat] = word + (1 << 24)
+                    words[flat] = word + (1 << 24)
 
     @contextlib.contextmanager
     def at_work(self):
