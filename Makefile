@@ -18,7 +18,7 @@ demo: setup  ## run a trained MoE model on an arena smaller than its experts (KE
 	@$(BIN)/tierd demo $(if $(KEEP),--keep-running)
 
 test: setup  ## run the tests; prints the slowest twenty and the coverage
-	@$(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=loadfile --cov --cov-report= --cov-fail-under=$(COVERAGE_FLOOR)
+	@$(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --cov --cov-report= --cov-fail-under=$(COVERAGE_FLOOR)
 
 check: setup  ## lint, format, types, import rules, protocol, generated stubs, pins
 	@.ci/check
