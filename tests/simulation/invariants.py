@@ -55,6 +55,8 @@ def check_reads(world: World) -> set[int]:
     waiting = world.broker._fair.waiting
     assert not waiting & world.device.flying.keys(), "a read that waits for its turn has begun"
     assert not waiting or world.device.flying, "reads wait for their turn, and none runs"
+    wanted = {asked.flats[expert] for _, asked in world.ledger.open_acquires() for expert in asked.unanswered}
+    assert waiting <= wanted, f"nobody wants {waiting - wanted}, and they wait for their turn"
     reading = set(world.device.flying) | waiting
     assert world.broker.reading == len(reading), "the broker counts other reads than it asked for"
     for flat in reading:

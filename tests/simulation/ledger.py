@@ -67,12 +67,15 @@ class Ledger:
         account.ending, account.current = account.current, asked
         return asked
 
-    def used_unasked(self, session_id: int, phase: Phase) -> None:
-        """A session counted the use of a resident that it did not ask for."""
+    def used_unasked(self, session_id: int, phase: Phase, step: int) -> None:
+        """A session counted, in that step, the use of a resident that it did not ask for."""
         self.phases[phase].requests += 1
         self.phases[phase].hits += 1
         self.unasked += 1
-        self.sessions[session_id].requests += 1
+        account = self.sessions[session_id]
+        account.requests += 1
+        # Such a use tells the broker, too, that the session has gone on to this step.
+        account.step = max(account.step, step)
 
     def asked_for(self, session_id: int) -> None:
         """The request was taken, so the one before has ended, every expert of it decided."""

@@ -9,6 +9,7 @@ from tierd.arena.arena import Arena
 from tierd.arena.slots import SlotState, SlotTable
 from tierd.arena.table import ABSENT, next_generation, pack
 from tierd.broker.broker import Broker
+from tierd.broker.fair_reads import FairReads
 from tierd.broker.reading_ahead import ReadingAhead
 from tierd.broker.residents import Residents
 from tierd.devices.flight import Flight
@@ -113,7 +114,7 @@ def _free_the_slot_at_the_deadline(self: Broker, acquire: Any) -> None:
     pending = list(acquire.pending)
     _expire(self, acquire)
     for flat in pending:
-        if not self._reading[flat].waiters:
+        if flat in self._reading and not self._reading[flat].waiters:
             slots = self._memory._states  # type: ignore[attr-defined]
             slot = slots._experts.index(flat)
             del self._reading[flat]
@@ -223,6 +224,11 @@ def _lose_a_failed_guess(self: HintBook, flat: int) -> None:
     _failed(self, flat)
 
 
+def _read_what_nobody_wants(self: FairReads, flat: int, others: Any) -> bool:
+    del self, flat, others
+    return False
+
+
 def _keep_the_slot_of_a_read_taken_back(self: ReadingAhead, flat: int, slot: int) -> None:
     del slot
     del self._reading[flat]
@@ -261,12 +267,13 @@ MUTANTS: dict[str, list[Replacement]] = {
     "a moved expert leaves its bytes behind": [(Arena, "move", _move_the_word_alone)],
     "a slot that the arena lost is used again": [(SlotTable, "_list_free", _reuse_a_lost_slot)],
     "a smaller arena keeps what it has": [(Residents, "clear_out", _leave_the_lost_slots_full)],
+    "a read that all gave up keeps its turn": [(FairReads, "given_up", _read_what_nobody_wants)],
     "a guess is read while requests wait": [(ReadingAhead, "_quiet", _read_ahead_at_any_time)],
     "a guess takes the slot of one just used": [(ReadingAhead, "_spare", _take_the_slot_of_anyone)],
     "guesses fill the arena": [(ReadingAhead, "_slot_for", _take_every_free_slot)],
     "a used guess is wasted too": [(HintBook, "evicted", _count_the_used_as_wasted_too)],
     "a failed guess is counted nowhere": [(HintBook, "failed", _lose_a_failed_guess)],
-    "a guess taken back keeps its slot": [(ReadingAhead, "_undo", _keep_the_slot_of_a_read_taken_back)],
+    "a guess taken back keeps its slot": [(ReadingAhead, "undo", _keep_the_slot_of_a_read_taken_back)],
     "the policy keeps what has left": [(Lru, "removed", _forget_nobody)],
 }
 """By what goes wrong."""

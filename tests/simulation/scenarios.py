@@ -140,7 +140,9 @@ def _rude_nodes(rng: Random) -> Scenario:
 
     nodes = tuple(node() for _ in range(rng.randint(2, 5)))
     drive = DriveHabits(workers=rng.randint(1, 4), slowest=rng.choice((4, 24)), hang=rng.choice((0, 0.05)))
-    return Scenario(rng.randint(1, 3), rng.randint(3, 6), slots, rng.randint(1, slots), nodes, (drive,))
+    layers, experts, most = rng.randint(1, 3), rng.randint(3, 6), rng.randint(1, slots)
+    # At a small depth, reads that are given up have not begun yet.
+    return Scenario(layers, experts, slots, most, nodes, (drive,), depth=rng.choice((1, 4)))
 
 
 def _mirrors(rng: Random) -> Scenario:

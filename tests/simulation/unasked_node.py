@@ -150,7 +150,7 @@ class UnaskedNode:
             assert read == world.store.content[flat], f"session {self.id} kept wrong bytes of expert {flat}"
             self.kept += 1
             world.sessions.note_use(self.id, flat, self._step, prefill=self._phase is Phase.PREFILL)
-            world.ledger.used_unasked(self.id, self._phase)
+            world.ledger.used_unasked(self.id, self._phase, self._step)
         else:
             self.discarded += 1
             self._torn.append(expert)

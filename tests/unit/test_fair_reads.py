@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation.by_hand import BrokerByHand
@@ -42,6 +43,32 @@ def test_an_expert_that_another_wants_too_is_read_in_the_earlier_turn():
     reads.ended(1)
     assert begun[:4] == [0, 1, 2, 9]
     assert Counter(begun + list(reads._owner))[9] == 1
+
+
+def test_a_read_that_all_gave_up_never_begins_unless_it_has_begun():
+    begun = []
+    reads = FairReads(begun.append, lambda: 2, lambda: 1)
+    reads.begin(1, range(4))
+    assert [reads.given_up(flat, []) for flat in (0, 2, 2)] == [False, True, False]
+    reads.ended(0)
+    reads.ended(1)
+    assert begun == [0, 1, 3]
+    assert len(reads) == 0
+
+
+def test_a_read_that_one_of_two_gave_up_comes_in_the_others_turn():
+    begun = []
+    reads = FairReads(begun.append, lambda: 3, lambda: 1)
+    reads.begin(1, range(5))
+    reads.joined(2, 4)
+    reads.begin(3, [30, 31])
+    assert not reads.given_up(4, [1])
+    for flat in range(2):
+        reads.ended(flat)
+    assert begun == [0, 1, 2, 30]
+    while reads._running:
+        reads.ended(min(reads._running))
+    assert begun == [0, 1, 2, 30, 3, 31, 4]
 
 
 def test_reads_that_end_at_once_do_not_pile_up_on_the_stack():
@@ -105,3 +132,36 @@ def test_a_token_need_not_wait_for_its_expert_at_the_end_of_anothers_prefill():
     assert decoding.told == [(15, JOINED)]
     assert landed < 15
     assert hand.drive.asked.count(15) == 1
+
+
+@pytest.mark.parametrize("leave", ["cancel", "release", "close", "deadline"])
+def test_who_gives_up_leaves_no_read_in_the_way_of_those_who_wait(leave):
+    hand = BrokerByHand(slots=64)
+    giving_up, other, waiting = hand.session(), hand.session(), hand.session()
+    giving_up.ask(*range(16), phase=Phase.PREFILL, deadline=1.0)
+    begun = list(hand.drive.asked)
+    other.ask(14)
+    waiting.ask(0, 1, layer=1)
+    if leave == "deadline":
+        hand.clock.advance(2.0)
+    else:
+        getattr(giving_up, leave)()
+    assert hand.broker.reading == len(begun) + 3
+    while hand.drive.held:
+        hand.drive.land(next(iter(hand.drive.held)))
+    assert hand.drive.asked == [*begun, 14, 16, 17]
+    assert (other.told, waiting.told) == ([(14, JOINED)], [(0, MISS), (1, MISS)])
+    assert (hand.arena.granted, hand.arena.counts().free) == (3, 64 - len(hand.drive.asked))
+    assert hand.policy.known == set(hand.drive.asked)
+
+
+def test_the_first_who_asked_is_served_when_one_who_joined_gives_up():
+    hand = BrokerByHand(slots=64)
+    first, joining = hand.session(), hand.session()
+    first.ask(*range(16))
+    joining.ask(15)
+    joining.close()
+    while hand.drive.held:
+        hand.drive.land(next(iter(hand.drive.held)))
+    assert first.told[-1] == (15, MISS)
+    assert hand.drive.asked == list(range(16))

@@ -270,12 +270,9 @@ class Broker:
                 self._use(acquire, flat)
                 hits.append(self._grant(acquire, resident, expert, Outcome.HIT))
         starting: list[int] = []
-        for flat in acquire.wanted:
-            if flat in self._resident:
-                continue
-            reading = self._reading.get(flat)
-            acquire.pending[flat] = Outcome.JOINED if reading is not None else Outcome.MISS
-            if reading is not None:
+        for flat in (flat for flat in acquire.wanted if flat not in self._resident):
+            acquire.pending[flat] = Outcome.JOINED if flat in self._reading else Outcome.MISS
+            if (reading := self._reading.get(flat)) is not None:
                 self._use(acquire, flat)
                 reading.waiters.append(acquire)
                 self._fair.joined(acquire.session.id, flat)
@@ -370,14 +367,17 @@ class Broker:
             acquire.session.listener.answered(acquire.request.id, [], refused)
 
     def _refuse_rest(self, acquire: Acquire, reason: Reason, detail: str, *, tell: bool) -> None:
-        """Everything unanswered is refused; a read that runs goes on, its expert becomes resident for others."""
+        """Everything unanswered is refused; a read that began goes on, for others; one that waits for its turn ends."""
         rest = list(acquire.unanswered)
         if acquire.queued:
             self._queue.remove(acquire)
             acquire.queued = False
         else:
             for flat in rest:
-                self._reading[flat].waiters.remove(acquire)
+                reading = self._reading[flat]
+                reading.waiters.remove(acquire)
+                if self._fair.given_up(flat, [waiter.session.id for waiter in reading.waiters]):
+                    self.ahead.undo(flat, reading.slot)
         self._refuse(acquire, rest, reason, detail, tell=tell)
 
     def _end_acquire(self, session: Session, why: str, *, tell: bool) -> None:

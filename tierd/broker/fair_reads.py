@@ -16,7 +16,8 @@ class FairReads:
     """Takes turns between sessions, one read each, with few reads at the drives: drives serve them in their order.
 
     So a node that prefills, and misses whole layers at once, keeps another's token waiting for a few reads only. Where
-    one session is alone all its reads go at once, and the drives see the whole of them.
+    one session is alone all its reads go at once, and the drives see the whole of them. A read that waits for its turn
+    is always somebody's: when the last who wanted it gives up it never begins, since it would take another's turn.
 
     Args:
         submit: hands a read to the drives; the read may end before this returns.
@@ -42,10 +43,9 @@ class FairReads:
         return frozenset(self._owner)
 
     def begin(self, session: int, flats: Sequence[int]) -> None:
-        """A session misses these experts, in its router's order; each is submitted once, sooner or later."""
+        """A session misses these experts, in its router's order; each is submitted once, unless all give it up."""
         if flats:
-            self._waiting.setdefault(session, deque()).extend(flats)
-            self._owner.update(dict.fromkeys(flats, session))
+            self._join(session, flats)
             self._go_on()
 
     def joined(self, session: int, flat: int) -> None:
@@ -53,7 +53,25 @@ class FairReads:
         owner = self._owner.get(flat)
         if owner is not None and owner != session:
             self._leave(owner, flat)
-            self.begin(session, [flat])
+            self._join(session, [flat])
+
+    def given_up(self, flat: int, others: Sequence[int]) -> bool:
+        """A session no longer wants the expert.
+
+        Args:
+            flat: its number.
+            others: sessions that still want it; the last of them has its read from now on.
+
+        Returns:
+            Whether its read had not begun and never will.
+        """
+        if others:
+            self.joined(others[-1], flat)
+            return False
+        owner = self._owner.get(flat)
+        if owner is not None:
+            self._leave(owner, flat)
+        return owner is not None
 
     def ended(self, flat: int) -> None:
         """A read ended, whoever wanted it."""
@@ -75,6 +93,10 @@ class FairReads:
                 self._submit(flat)
         finally:
             self._going_on = False
+
+    def _join(self, session: int, flats: Sequence[int]) -> None:
+        self._waiting.setdefault(session, deque()).extend(flats)
+        self._owner.update(dict.fromkeys(flats, session))
 
     def _leave(self, session: int, flat: int) -> None:
         flats = self._waiting[session]

@@ -173,7 +173,7 @@ class ReadingAhead:
         self._take_back(self.book.reached(session, step, layer, wanted))
         self._take_back(flat for flat in list(self.book.reading) if flat not in wanted)
         for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
-            self._undo(flat, slot)
+            self.undo(flat, slot)
         guesses = self._options.guesses
         if guesses is not None and session not in self._hinting:
             wants = self.guess_level > 0
@@ -214,6 +214,12 @@ class ReadingAhead:
             self.book.failed(flat)
         if reading.background:
             self.background.ended(good=good)
+
+    def undo(self, flat: int, slot: int) -> None:
+        """A read into that slot, asked for or not, was taken back before a drive began it."""
+        del self._reading[flat]
+        self._memory.give_back(slot)
+        self._policy.removed(flat)
 
     # Beginning reads.
 
@@ -283,13 +289,8 @@ class ReadingAhead:
         for flat in flats:
             slot = self._reading[flat].slot
             if self._device.withdraw(slot):
-                self._undo(flat, slot)
+                self.undo(flat, slot)
                 self.book.back(flat)
-
-    def _undo(self, flat: int, slot: int) -> None:
-        del self._reading[flat]
-        self._memory.give_back(slot)
-        self._policy.removed(flat)
 
     def _known(self, flat: int) -> bool:
         return flat in self._residents or flat in self._reading
