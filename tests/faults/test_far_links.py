@@ -6,12 +6,15 @@ import contextlib
 import random
 import threading
 import time
+from contextlib import closing
 
+import numpy as np
 import pytest
 from daemons import eventually
 from far import WorkerProcess, far_model, open_far, tokens, worker_here
 
 from compute_node.bench.delay_proxy import DelayProxy
+from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable, SessionRefused, TierdError
 
 COUNT = 12
@@ -149,6 +152,35 @@ def test_a_worker_that_is_killed_costs_no_token_and_is_used_again_when_it_is_bac
         assert worker.stop() == 0
     finally:
         worker.kill()
+
+
+def test_a_worker_that_leaves_between_two_layers_is_told_and_is_asked_when_it_is_back(daemon, embedded_store):
+    told = []
+    with worker_here(embedded_store) as worker:
+        source = open_far(daemon.name, experts="worker", workers=(str(worker.address),), told=told)
+        here = worker.address
+    wide = source.store.manifest.geometry.hidden_size
+    experts, inputs = np.array([[0, 1, 2, 3]], np.int32), np.ones((1, wide), np.float32)
+
+    def left():
+        outputs = np.empty((1, 4, wide), np.float32)
+        return source.compute(0, experts, inputs, outputs, step=1, phase=Phase.DECODE)
+
+    def back():
+        return source._links[0].welcome is not None
+
+    with closing(source):
+        eventually(lambda: not source._answers.empty(), 20)
+        assert left() == [0, 1, 2, 3]
+        assert len([line for line in told if "others do its work" in line]) == 1
+        with worker_here(embedded_store, listen=here):
+            eventually(back, 20)
+            assert left() == []
+        eventually(lambda: not source._answers.empty(), 20)
+        with worker_here(embedded_store, listen=here):  # nothing was asked while it was away
+            eventually(back, 20)
+            assert left() == []
+        assert len([line for line in told if "others do its work" in line]) == 2
 
 
 def _trouble(stop, chance, daemon, workers, proxies):

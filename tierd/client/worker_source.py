@@ -202,6 +202,7 @@ class WorkerSource:
         for expert in np.unique(experts[experts >= 0]).tolist():
             self._geometry.flat(layer, expert)
         left: set[int] = set()
+        self._clear_answers()
         try:
             # As many rows at a time as a worker takes: one message for each.
             most = max(1, min([link.welcome.max_rows for link in self._links if link.welcome is not None] or [1]))
@@ -278,6 +279,13 @@ class WorkerSource:
 
     # Answers.
 
+    def _clear_answers(self) -> None:
+        """What came between two layers answers no request; a stream that ended then must not end the next requests."""
+        for _ in range(self._answers.qsize()):
+            _, answer = self._answers.get_nowait()
+            if isinstance(answer, TierdError):
+                self._tell_of_loss(answer)
+
     def _take(self, work: _Work) -> list[tuple[_Pairs, frozenset[int]]]:
         """Wait for what comes next; returns what has to be asked for elsewhere."""
         now = time.monotonic()
@@ -287,7 +295,7 @@ class WorkerSource:
         except Empty:
             return self._too_late(time.monotonic())
         if isinstance(answer, TierdError):
-            self._tell(f"{answer.message}; others do its work")
+            self._tell_of_loss(answer)
             return self._lost([number for number, ask in self._asks.items() if ask.worker == worker])
         kind = answer.WhichOneof("message")
         if kind == "computed":
@@ -342,6 +350,9 @@ class WorkerSource:
     def _lost(self, numbers: Sequence[int]) -> list[tuple[_Pairs, frozenset[int]]]:
         asks = [self._asks.pop(number) for number in numbers if number in self._asks]
         return [(ask.pairs, ask.tried) for ask in asks]
+
+    def _tell_of_loss(self, trouble: TierdError) -> None:
+        self._tell(f"{trouble.message}; others do its work")
 
     def _rest(self, worker: int) -> None:
         rest = self._rests[worker]
