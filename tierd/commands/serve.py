@@ -146,7 +146,7 @@ def serve(
     Every option can also be given as TIERD_OPTION in the environment, or in the table `serve` of the file that
     --config names.
     """
-    settings = _settings(
+    opened, settings = _open(
         store,
         config,
         {
@@ -182,27 +182,27 @@ def serve(
         },
     )
     configure_logs(settings.log_level)
-    opened = ExpertStore.open(store, settings.also)
     # With the interpreter's 5 ms a thread whose read has ended waits that long for a busy loop, and its drive with it:
     # records of 1 MiB came at 1.4 GB/s instead of 1.7.
     sys.setswitchinterval(_SWITCH_SECONDS)
     uvloop.run(_serve(opened, settings, stop_at_eof=stop_at_eof))
 
 
-def _settings(store: Path, config: Path | None, flags: dict[str, Any]) -> ServeSettings:
-    """The settings in force, with those that `tierd tune` found for this store on this machine below all others."""
+def _open(path: Path, config: Path | None, flags: dict[str, Any]) -> tuple[ExpertStore, ServeSettings]:
+    """The store, and the settings in force: below all others those that `tierd tune` found for it on this machine."""
     settings = ServeSettings.load(config=config, table="serve", flags=flags)
+    store = ExpertStore.open(path, settings.also)
     if settings.profile is ProfileMode.OFF:
-        return settings
-    profile, problem = load_profile(ExpertStore.open(store, settings.also).fingerprint)
+        return store, settings
+    profile, problem = load_profile(store.fingerprint)
     if problem:
         print(f"tierd: {problem}", file=sys.stderr)
     if profile is None:
-        return settings
+        return store, settings
     given = {"arena", "ram"} & settings.model_fields_set
     found = profile.serve.model_dump(exclude_none=True)
     tuned = {name: value for name, value in found.items() if not (given and name in ("arena", "ram"))}
-    return ServeSettings.load(config=config, table="serve", flags=flags, tuned=tuned)
+    return store, ServeSettings.load(config=config, table="serve", flags=flags, tuned=tuned)
 
 
 async def _serve(store: ExpertStore, settings: ServeSettings, *, stop_at_eof: bool) -> None:
