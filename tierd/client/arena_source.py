@@ -306,14 +306,12 @@ class ArenaSource:
 
     def _count(self, link: SessionLink, ready: pb.Ready) -> None:
         outcome, tier = _OUTCOMES[ready.outcome], link.welcome.tiers[ready.tier]
-        self.stats.outcomes[outcome] += 1
-        self.stats.tiers[tier] = self.stats.tiers.get(tier, 0) + 1
+        self.stats.count(tier, outcome, 1)
 
     def _count_unasked(self, hits: int, discarded: int) -> None:
         if hits:
             self.stats.unasked += hits
-            self.stats.outcomes["hit"] += hits
-            self.stats.tiers[self._ram] = self.stats.tiers.get(self._ram, 0) + hits
+            self.stats.count(self._ram, "hit", hits)
         self.stats.discarded += discarded
 
     # Losing the daemon and finding it again.

@@ -14,7 +14,7 @@ from tierd.client.loop_thread import LoopThread
 from tierd.client.record_stream import Arrival, RecordStream, Transfer
 from tierd.client.remote_store import RemoteStore
 from tierd.client.slot_cache import SlotCache
-from tierd.client.source import DirectAccess, Phase, SourceStats, StepMemory, Use
+from tierd.client.source import DirectAccess, NothingAhead, Phase, SourceStats, StepMemory, Use
 from tierd.client.visit import Visit
 from tierd.errors import ChecksumMismatch, DaemonUnavailable, DeadlineExceeded, TierdError
 from tierd.policy.policies import DEFAULT_POLICY, make_policy
@@ -30,7 +30,7 @@ _RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 2.0
 
 
-class BytesSource:
+class BytesSource(NothingAhead):
     """An `ExpertSource` that fetches what its own RAM lacks.
 
     Every record is checked against the store's index, which hangs on the fingerprint: neither the link nor the daemon
@@ -101,17 +101,6 @@ class BytesSource:
         self.stats.requested += uses
         self.stats.discarded += discarded
         self._count(LOCAL, "hit", uses)
-
-    def absent(self, layer: int) -> None:
-        """None: nothing is fetched ahead."""
-
-    def hint(
-        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
-    ) -> None:
-        """Nothing is fetched ahead."""
-
-    def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
-        """Nothing is fetched ahead."""
 
     def visit(
         self,
@@ -220,5 +209,4 @@ class BytesSource:
 
     def _count(self, tier: str, outcome: str, experts: int) -> None:
         if experts:
-            self.stats.outcomes[outcome] += experts
-            self.stats.tiers[tier] = self.stats.tiers.get(tier, 0) + experts
+            self.stats.count(tier, outcome, experts)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.client.slot_cache import SlotCache
-from tierd.client.source import DirectAccess, Phase, SourceStats, StoreView, Use
+from tierd.client.source import DirectAccess, NothingAhead, Phase, SourceStats, StoreView, Use
 from tierd.policy.lru import Lru
 from tierd.store.geometry import Geometry
 
@@ -30,7 +30,7 @@ class RecordStore(StoreView, Protocol):
         """One record, checked: uint8 [record_bytes]."""
 
 
-class InProcess:
+class InProcess(NothingAhead):
     """An `ExpertSource` over a store: buffered, verified reads into a bounded number of slots of RAM.
 
     The least recently used record leaves when all slots are taken. Nothing runs in the background: native code that
@@ -72,20 +72,8 @@ class InProcess:
         stats = self.stats
         stats.visits += layers
         stats.requested += uses
-        stats.outcomes["hit"] += uses
-        stats.tiers[RAM] = stats.tiers.get(RAM, 0) + uses
+        stats.count(RAM, "hit", uses)
         stats.discarded += discarded
-
-    def absent(self, layer: int) -> None:
-        """None: nothing is read ahead here."""
-
-    def hint(
-        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
-    ) -> None:
-        """Nothing is read ahead here."""
-
-    def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
-        """Nothing is read ahead here."""
 
     def visit(
         self,
@@ -110,9 +98,8 @@ class InProcess:
         hits = len(flats) - len(missing)
         stats.visits += 1
         stats.requested += len(flats)
-        for key, outcome, count in ((RAM, "hit", hits), (DRIVE, "miss", len(missing))):
-            stats.tiers[key] = stats.tiers.get(key, 0) + count
-            stats.outcomes[outcome] += count
+        stats.count(RAM, "hit", hits)
+        stats.count(DRIVE, "miss", len(missing))
         cache.visit(layer, step=step, phase=phase)
         for expert, flat in zip(experts, flats, strict=True):
             if flat in cache:

@@ -17,7 +17,17 @@ from tierd.requests import Phase
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor
 
-__all__ = ["DirectAccess", "ExpertSource", "Phase", "RowSource", "SourceStats", "StepMemory", "StoreView", "Use"]
+__all__ = [
+    "DirectAccess",
+    "ExpertSource",
+    "NothingAhead",
+    "Phase",
+    "RowSource",
+    "SourceStats",
+    "StepMemory",
+    "StoreView",
+    "Use",
+]
 
 
 Use = Callable[[int, int], None]
@@ -57,6 +67,11 @@ class SourceStats:
     messages: int = 0
     hints: int = 0
     discarded: int = 0
+
+    def count(self, tier: str, outcome: str, experts: int) -> None:
+        """So many experts were in this tier, and their requests ended in this outcome."""
+        self.outcomes[outcome] += experts
+        self.tiers[tier] = self.tiers.get(tier, 0) + experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +242,21 @@ class ExpertSource(Protocol):
 
     def close(self) -> None:
         """End the session and give back mappings, sockets and threads."""
+
+
+class NothingAhead:
+    """The part of an `ExpertSource` that reads nothing before it is wanted: hints and tokens tell it nothing."""
+
+    def absent(self, layer: int) -> None:
+        """None: nobody listens to hints."""
+
+    def hint(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
+    ) -> None:
+        """See `ExpertSource.hint`."""
+
+    def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
+        """See `ExpertSource.say_tokens`."""
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from tierd.api import worker_pb2 as pb
 from tierd.client.bytes_source import BytesSource
 from tierd.client.loop_thread import LoopThread
 from tierd.client.rendezvous import rank_workers
-from tierd.client.source import Phase, SourceStats, StepMemory, Use
+from tierd.client.source import NothingAhead, Phase, SourceStats, StepMemory, Use
 from tierd.client.worker_link import Answers, WorkerLink
 from tierd.errors import DaemonUnavailable, TierdError, UsageError
 from tierd.rpc import PROTOCOL
@@ -89,7 +89,7 @@ class _Rest:
     pause: float = _FIRST_REST
 
 
-class WorkerSource:
+class WorkerSource(NothingAhead):
     """An `ExpertSource` whose experts are computed elsewhere, as far as workers do it; the rest comes as bytes.
 
     Each worker has a share of the experts, the same on every node. All of a layer's workers are asked before any
@@ -171,17 +171,6 @@ class WorkerSource:
 
     def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
         """Never called, since there is nothing to read directly."""
-
-    def absent(self, layer: int) -> None:
-        """None: nothing is fetched ahead."""
-
-    def hint(
-        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
-    ) -> None:
-        """Nothing is fetched ahead."""
-
-    def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
-        """Nobody guesses from them."""
 
     def visit(
         self,
@@ -333,11 +322,10 @@ class WorkerSource:
     def _count(self, experts: int, answer: pb.Computed) -> None:
         stats = self.stats
         stats.requested += experts
-        stats.tiers[WORKER] = stats.tiers.get(WORKER, 0) + experts
         misses = min(answer.misses, experts)
         joined = min(answer.joined, experts - misses)
         for outcome, count in (("miss", misses), ("joined", joined), ("hit", experts - misses - joined)):
-            stats.outcomes[outcome] += count
+            stats.count(WORKER, outcome, count)
 
     def _too_late(self, now: float) -> list[tuple[_Pairs, frozenset[int]]]:
         late = [number for number, ask in self._asks.items() if ask.until <= now]

@@ -80,8 +80,7 @@ class DeviceTier:
         held = {expert: self._held[start + expert] for expert in experts if start + expert in self._held}
         stats = source.stats
         stats.requested += len(held)
-        stats.outcomes["hit"] += len(held)
-        stats.tiers[VRAM] = stats.tiers.get(VRAM, 0) + len(held)
+        stats.count(VRAM, "hit", len(held))
         if len(held) == len(experts):
             stats.visits += 1
         return held
