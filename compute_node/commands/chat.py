@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compute_node.commands import far_options, options
+from compute_node.commands import options
 from compute_node.commands.conversation import Conversation
+from compute_node.commands.far_options import FAR
 from compute_node.commands.interruption import interruptible
 from compute_node.commands.line_reader import LineReader
 from compute_node.commands.opening import Opened, open_store
@@ -18,6 +19,7 @@ from compute_node.commands.session_file import SessionFile
 from compute_node.text.chat_template import ChatTemplate
 from compute_node.text.tokenizer import Tokenizer
 from tierd.errors import UsageError
+from tierd.option_tables import Given, with_options
 
 __all__ = ["chat", "register"]
 
@@ -35,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("chat")(chat)
 
 
+@with_options(given=options.SAMPLING | options.MODEL | FAR)
 def chat(
     store: options.Store,
     *,
@@ -45,70 +48,12 @@ def chat(
             "--session", metavar="FILE", help="Keep the conversation here, and go on with it where it is there already."
         ),
     ] = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.Penalty = None,
+    given: Given,
     seed: options.Seed = None,
-    numerics: options.Numerics = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    threads: options.Threads = None,
-    context: options.Context = None,
-    kv_cache: options.KVCacheBudget = None,
-    in_process: options.InProcessFlag = None,
-    arena: options.Arena = None,
-    patience: options.Patience = None,
-    messages: options.Messages = None,
-    prefetch: options.Prefetch = None,
-    profile: options.Profile = None,
-    experts: far_options.Experts = None,
-    worker: far_options.Workers = None,
-    worker_seconds: far_options.WorkerSeconds = None,
-    store_cache: far_options.StoreCacheSize = None,
-    tls_ca: far_options.TlsCa = None,
-    tls_client_cert: far_options.TlsClientCert = None,
-    tls_client_key: far_options.TlsClientKey = None,
-    token_file: far_options.TokenFile = None,
-    plaintext: far_options.Plaintext = None,
     config: options.Config = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows the commands."""
-    settings = options.load_settings(
-        config,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        numerics=numerics,
-        engine=engine,
-        device=device,
-        vram=vram,
-        threads=threads,
-        context=context,
-        kv_cache=kv_cache,
-        in_process=in_process,
-        arena=arena,
-        patience=patience,
-        messages=messages,
-        prefetch=prefetch,
-        profile=profile,
-        experts=experts,
-        worker=tuple(worker) if worker else None,
-        worker_seconds=worker_seconds,
-        store_cache=store_cache,
-        tls_ca=tls_ca,
-        tls_client_cert=tls_client_cert,
-        tls_client_key=tls_client_key,
-        token_file=token_file,
-        plaintext=plaintext,
-    )
+    settings = options.load_settings(config, given, seed=seed)
     params = options.generation_params(settings, stop=[], ignore_eos=False)
     console = Console(stderr=True, highlight=False)
     with open_store(store, settings, name="chat", console=console) as opened:

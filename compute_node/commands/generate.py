@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compute_node.commands import far_options, options
+from compute_node.commands import options
+from compute_node.commands.far_options import FAR
 from compute_node.commands.opening import Opened, open_store
 from compute_node.commands.report import AnswerReport, snapshot
 from compute_node.engine.generate import Finished, GenerationParams
 from compute_node.engine.route_recorder import RouteRecorder
 from tierd.errors import UsageError
+from tierd.option_tables import Given, with_options
 
 __all__ = ["generate", "register"]
 
@@ -27,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command("generate")(generate)
 
 
+@with_options(given=options.SAMPLING | options.MODEL | FAR)
 def generate(
     store: options.Store,
     *,
@@ -35,35 +38,8 @@ def generate(
     ] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File with the text to continue.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string. Repeatable.")] = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.Penalty = None,
+    given: Given,
     seed: options.Seed = None,
-    numerics: options.Numerics = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    vram: options.Vram = None,
-    threads: options.Threads = None,
-    context: options.Context = None,
-    kv_cache: options.KVCacheBudget = None,
-    in_process: options.InProcessFlag = None,
-    arena: options.Arena = None,
-    patience: options.Patience = None,
-    messages: options.Messages = None,
-    prefetch: options.Prefetch = None,
-    profile: options.Profile = None,
-    experts: far_options.Experts = None,
-    worker: far_options.Workers = None,
-    worker_seconds: far_options.WorkerSeconds = None,
-    store_cache: far_options.StoreCacheSize = None,
-    tls_ca: far_options.TlsCa = None,
-    tls_client_cert: far_options.TlsClientCert = None,
-    tls_client_key: far_options.TlsClientKey = None,
-    token_file: far_options.TokenFile = None,
-    plaintext: far_options.Plaintext = None,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     events: Annotated[bool, typer.Option("--events", help="JSON lines: start, token …, done.")] = False,
@@ -73,38 +49,7 @@ def generate(
     ] = None,
 ) -> None:
     """Continue a text; it comes from -p, -f or standard input. Statistics follow on standard error."""
-    settings = options.load_settings(
-        config,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        numerics=numerics,
-        engine=engine,
-        device=device,
-        vram=vram,
-        threads=threads,
-        context=context,
-        kv_cache=kv_cache,
-        in_process=in_process,
-        arena=arena,
-        patience=patience,
-        messages=messages,
-        prefetch=prefetch,
-        profile=profile,
-        experts=experts,
-        worker=tuple(worker) if worker else None,
-        worker_seconds=worker_seconds,
-        store_cache=store_cache,
-        tls_ca=tls_ca,
-        tls_client_cert=tls_client_cert,
-        tls_client_key=tls_client_key,
-        token_file=token_file,
-        plaintext=plaintext,
-    )
+    settings = options.load_settings(config, given, seed=seed)
     stops = [options.unicode_text(item, option="--stop") for item in stop or []]
     params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)
     text = _prompt(prompt, file)

@@ -6,7 +6,7 @@ import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,33 +16,24 @@ from compute_node.engine.model import ModelOptions
 from compute_node.engine.sampler import Sampling
 from compute_node.settings import NodeSettings
 from tierd.errors import UsageError
+from tierd.option_tables import Given, OptionTable
 from tierd.sizes import parse_share
 
 __all__ = [
+    "MODEL",
+    "SAMPLING",
     "Arena",
     "Config",
     "Context",
-    "Device",
-    "Engine",
     "InProcessFlag",
     "KVCacheBudget",
-    "MaxRunning",
-    "MaxTokens",
-    "MaxWaiting",
     "Messages",
-    "MinP",
     "Numerics",
-    "Patience",
-    "Penalty",
     "Prefetch",
     "Profile",
     "Seed",
     "Store",
-    "Temperature",
     "Threads",
-    "TopK",
-    "TopP",
-    "Vram",
     "generation_params",
     "load_settings",
     "model_options",
@@ -50,36 +41,19 @@ __all__ = [
 ]
 
 Store = Annotated[str, typer.Argument(help="Directory of a store, unix:PATH, or HOST:PORT of a daemon.")]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file; its [node] table gives defaults.")]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file; its table `node` gives defaults.")]
 Numerics = Annotated[
     str | None, typer.Option("--numerics", help="exact (default), or fast: activations as bytes where weights are.")
 ]
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine", help="native, transformers (the authors' own code; extra `torch`), or auto (default): the first."
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option("--device", help="What computes with --engine transformers: cpu (default), cuda, cuda:1.")
-]
-Vram = Annotated[str | None, typer.Option("--vram", help="Memory of that device for experts: 8GiB. Default: none.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
 Context = Annotated[int | None, typer.Option("--context", help="Most tokens of a conversation.")]
 KVCacheBudget = Annotated[
     str | None, typer.Option("--kv-cache", help="RAM for the KV cache: 2GiB, or 10% of RAM. Default: at most 25%.")
 ]
-MaxRunning = Annotated[int | None, typer.Option("--max-running", help="Requests computed at once. Default: 16.")]
-MaxWaiting = Annotated[
-    int | None, typer.Option("--max-waiting", help="Requests that wait beside them; more are refused. Default: 64.")
-]
 InProcessFlag = Annotated[
     bool | None, typer.Option("--in-process/--no-in-process", help="Read the store without a daemon.")
 ]
 Arena = Annotated[str | None, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of the model's experts.")]
-Patience = Annotated[
-    float | None, typer.Option("--patience", help="Seconds to wait for a daemon that went away. Default: 60.")
-]
 Messages = Annotated[
     bool | None,
     typer.Option("--messages/--no-messages", help="Ask the daemon for experts that are in RAM, too. Default: no."),
@@ -95,17 +69,59 @@ Profile = Annotated[
     str | None,
     typer.Option("--profile", help="auto (default) uses what `tierd tune` found, where nothing else is said; or off."),
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Draw among the likeliest that reach this probability.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Leave out what is less likely than this, by the best.")]
-Penalty = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1: avoid tokens seen before.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same draws.")]
 
+SAMPLING: Final[OptionTable] = {
+    "max_tokens": Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")],
+    "temperature": Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")],
+    "top_k": Annotated[int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only.")],
+    "top_p": Annotated[
+        float | None, typer.Option("--top-p", help="Draw among the likeliest that reach this probability.")
+    ],
+    "min_p": Annotated[
+        float | None, typer.Option("--min-p", help="Leave out what is less likely than this, by the best.")
+    ],
+    "repetition_penalty": Annotated[
+        float | None, typer.Option("--repetition-penalty", help="Above 1: avoid tokens seen before.")
+    ],
+}
+"""How tokens are drawn."""
 
-def load_settings(config: Path | None, **flags: Any) -> NodeSettings:
+MODEL: Final[OptionTable] = {
+    "numerics": Numerics,
+    "engine": Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="native, transformers (the authors' own code; extra `torch`), or auto (default): the first.",
+        ),
+    ],
+    "device": Annotated[
+        str | None,
+        typer.Option("--device", help="What computes with --engine transformers: cpu (default), cuda, cuda:1."),
+    ],
+    "vram": Annotated[
+        str | None, typer.Option("--vram", help="Memory of that device for experts: 8GiB. Default: none.")
+    ],
+    "threads": Threads,
+    "context": Context,
+    "kv_cache": KVCacheBudget,
+    "in_process": InProcessFlag,
+    "arena": Arena,
+    "patience": Annotated[
+        float | None, typer.Option("--patience", help="Seconds to wait for a daemon that went away. Default: 60.")
+    ],
+    "messages": Messages,
+    "prefetch": Prefetch,
+    "profile": Profile,
+}
+"""How the model is run, and where its experts are."""
+
+
+def load_settings(config: Path | None, *given: Given, **flags: Any) -> NodeSettings:
     """Settings in force; flags that are None were not given."""
+    for options in given:
+        flags |= options
     return NodeSettings.load(config=config, table="node", flags=flags)
 
 

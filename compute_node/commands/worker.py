@@ -6,7 +6,7 @@ import signal
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -22,8 +22,36 @@ from tierd.addresses import parse_address
 from tierd.client.open import FarOptions, open_source
 from tierd.errors import UsageError
 from tierd.listening import Protection
+from tierd.option_tables import Given, OptionTable, with_options
 
-__all__ = ["register", "worker"]
+__all__ = ["OPTIONS", "register", "worker"]
+
+
+OPTIONS: Final[OptionTable] = {
+    "listen": Annotated[str | None, typer.Option("--listen", help="Where nodes connect: HOST:PORT or unix:PATH.")],
+    "tls_cert": Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Its certificate (PEM); read again on change.")
+    ],
+    "tls_key": Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")],
+    "tls_client_ca": Annotated[
+        Path | None,
+        typer.Option("--tls-client-ca", metavar="FILE", help="Nodes must have a certificate of these (PEM)."),
+    ],
+    "token_file": Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Nodes must show one of these tokens, one a line."),
+    ],
+    "insecure": Annotated[
+        bool | None, typer.Option("--insecure", help="Listen beyond this host without TLS and tokens.")
+    ],
+    "max_nodes": Annotated[int | None, typer.Option("--max-nodes", help="Nodes at once. Default: 64.")],
+    "rows": Annotated[int | None, typer.Option("--rows", help="Most tokens of one request. Default: 64.")],
+    "numerics": options.Numerics,
+    "threads": options.Threads,
+    "in_process": options.InProcessFlag,
+    "arena": options.Arena,
+    "patience": options.MODEL["patience"],
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -31,62 +59,21 @@ def register(app: typer.Typer) -> None:
     app.command("worker")(worker)
 
 
+@with_options(given=OPTIONS)
 def worker(
     store: options.Store,
     *,
-    listen: Annotated[str | None, typer.Option("--listen", help="Where nodes connect: HOST:PORT or unix:PATH.")] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Its certificate (PEM); read again on change.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")
-    ] = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option("--tls-client-ca", metavar="FILE", help="Nodes must have a certificate of these (PEM)."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Nodes must show one of these tokens, one a line."),
-    ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Listen beyond this host without TLS and tokens.")
-    ] = None,
-    max_nodes: Annotated[int | None, typer.Option("--max-nodes", help="Nodes at once. Default: 64.")] = None,
-    rows: Annotated[int | None, typer.Option("--rows", help="Most tokens of one request. Default: 64.")] = None,
-    numerics: options.Numerics = None,
-    threads: options.Threads = None,
-    in_process: options.InProcessFlag = None,
-    arena: options.Arena = None,
-    patience: options.Patience = None,
+    given: Given,
     tls_ca: TlsCa = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="TOML file; its [worker] table gives defaults.")
+        Path | None, typer.Option("--config", help="TOML file; its table `worker` gives defaults.")
     ] = None,
 ) -> None:
     """Compute with a store's experts for far nodes; they get one row for each token and expert, bit for bit their own.
 
     It wants to be on the daemon's host, where it reads experts in the daemon's memory as a node does.
     """
-    settings = WorkerSettings.load(
-        config=config,
-        table="worker",
-        flags={
-            "listen": listen,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "tls_client_ca": tls_client_ca,
-            "token_file": token_file,
-            "insecure": insecure,
-            "max_nodes": max_nodes,
-            "rows": rows,
-            "numerics": numerics,
-            "threads": threads,
-            "in_process": in_process,
-            "arena": arena,
-            "patience": patience,
-        },
-    )
+    settings = WorkerSettings.load(config=config, table="worker", flags=given)
     if not settings.listen:
         raise UsageError("a worker needs an address", hint="Such as --listen 127.0.0.1:9470.")
     address = parse_address(settings.listen, option="--listen")

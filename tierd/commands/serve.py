@@ -9,22 +9,128 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Final
 
 import typer
 import uvloop
 
 from tierd.errors import UsageError
 from tierd.observe.logs import configure_logs
+from tierd.option_tables import Given, OptionTable, with_options
 from tierd.profiles import load_profile
 from tierd.service.daemon import Daemon, Running
 from tierd.settings import ProfileMode, ServeSettings
 from tierd.sizes import format_bytes
 from tierd.store.store import ExpertStore
 
-__all__ = ["register"]
+__all__ = ["OPTIONS", "register"]
 
 _SWITCH_SECONDS = 0.0001
+
+
+OPTIONS: Final[OptionTable] = {
+    "listen": Annotated[
+        str | None,
+        typer.Option(
+            help="Where nodes connect: unix:PATH or HOST:PORT; beyond this host with TLS and a token. Default: a "
+            "socket per store."
+        ),
+    ],
+    "tls_cert": Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The daemon's certificate (PEM); read again when it changes.")
+    ],
+    "tls_key": Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key (PEM).")],
+    "tls_client_ca": Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Nodes must have a certificate of these authorities (PEM).")
+    ],
+    "token_file": Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Nodes must show one of these tokens, one a line.")
+    ],
+    "insecure": Annotated[
+        bool | None, typer.Option("--insecure", help="Listen beyond this host without TLS and tokens.")
+    ],
+    "reflection": Annotated[
+        bool | None, typer.Option("--reflection", help="Let clients ask which calls there are (gRPC reflection).")
+    ],
+    "local": Annotated[
+        str | None,
+        typer.Option(
+            help="unix:PATH where this host's nodes and operators connect, if --listen is for others, too. Default: a "
+            "socket per store."
+        ),
+    ],
+    "http": Annotated[
+        str | None, typer.Option(help="Where /metrics and health answer, or `off`. Default: 127.0.0.1:9480.")
+    ],
+    "arena": Annotated[
+        str | None, typer.Option(help="RAM for expert bytes: 96GiB, or 25% of the model's experts. Default: 25%.")
+    ],
+    "ram": Annotated[
+        str | None,
+        typer.Option(
+            help="RAM of the whole daemon, instead of --arena: 96GiB, 75% of what this process may have, or auto; "
+            "`tierd plan` explains the sum. With --arena, too, the smaller one counts."
+        ),
+    ],
+    "arena_dir": Annotated[
+        Path | None, typer.Option(help="tmpfs directory for the arena. Default: anonymous shared memory.")
+    ],
+    "policy": Annotated[str | None, typer.Option(help="Who leaves RAM. Default: expected-frequency.")],
+    "mirror": Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR[=WEIGHT]",
+            help="A directory with copies of all or some shards, best on a drive of its own. Repeat it for more. "
+            "WEIGHT is the share of the drive's measured bandwidth to count on.",
+        ),
+    ],
+    "also": Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Where shards lie that STORE itself lacks. Repeat it for more."),
+    ],
+    "drive_threads": Annotated[
+        int | None, typer.Option(help="Reads in flight per drive. Default: what a short measurement finds best.")
+    ],
+    "direct": Annotated[
+        bool | None, typer.Option("--direct/--no-direct", help="Read past the page cache. Default: yes.")
+    ],
+    "profile": Annotated[
+        str | None,
+        typer.Option(help="auto (default) uses what `tierd tune` found, where nothing else is said; off does not."),
+    ],
+    "fault_plan": Annotated[
+        Path | None, typer.Option(help="Damage reads on purpose as this file says. For tests only.")
+    ],
+    "prefetch": Annotated[
+        str | None,
+        typer.Option(help="Read what nodes hint at: off, on, or auto, as far as it shortens waits. Default: auto."),
+    ],
+    "guess": Annotated[
+        str | None,
+        typer.Option(help="Guess what nodes that send no hints will ask for: off, on, or auto, while it pays."),
+    ],
+    "history": Annotated[
+        str | None,
+        typer.Option(help="Usage history, which warms the next start: on, read (never written) or off. Default: on."),
+    ],
+    "state_dir": Annotated[
+        Path | None,
+        typer.Option(help="Where the history lies. Default: STORE.state beside the store, else the user's state."),
+    ],
+    "pin": Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Experts to keep in RAM: lines of a layer and its experts. Default: none."),
+    ],
+    "deadline_seconds": Annotated[
+        float | None, typer.Option(help="Bound on an answer where the node names none. Default: 60.")
+    ],
+    "drain_seconds": Annotated[float | None, typer.Option(help="Bound on a graceful stop. Default: 10.")],
+    "max_sessions": Annotated[int | None, typer.Option(help="Compute nodes at once. Default: 64.")],
+    "keepalive_seconds": Annotated[
+        float | None, typer.Option(help="Silence after which a node is asked for a sign of life. Default: 10.")
+    ],
+    "log_level": Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")],
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -32,110 +138,11 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
 
 
+@with_options(given=OPTIONS)
 def serve(
     store: Annotated[Path, typer.Argument(help="Directory of a converted store.", show_default=False)],
     *,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            help="Where nodes connect: unix:PATH or HOST:PORT; beyond this host with TLS and a token. Default: a "
-            "socket per store."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The daemon's certificate (PEM); read again when it changes.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key (PEM).")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Nodes must have a certificate of these authorities (PEM).")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Nodes must show one of these tokens, one a line.")
-    ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Listen beyond this host without TLS and tokens.")
-    ] = None,
-    reflection: Annotated[
-        bool | None, typer.Option("--reflection", help="Let clients ask which calls there are (gRPC reflection).")
-    ] = None,
-    local: Annotated[
-        str | None,
-        typer.Option(
-            help="unix:PATH where this host's nodes and operators connect, if --listen is for others, too. Default: a "
-            "socket per store."
-        ),
-    ] = None,
-    http: Annotated[
-        str | None, typer.Option(help="Where /metrics and health answer, or `off`. Default: 127.0.0.1:9480.")
-    ] = None,
-    arena: Annotated[
-        str | None, typer.Option(help="RAM for expert bytes: 96GiB, or 25% of the model's experts. Default: 25%.")
-    ] = None,
-    ram: Annotated[
-        str | None,
-        typer.Option(
-            help="RAM of the whole daemon, instead of --arena: 96GiB, 75% of what this process may have, or auto; "
-            "`tierd plan` explains the sum. With --arena, too, the smaller one counts."
-        ),
-    ] = None,
-    arena_dir: Annotated[
-        Path | None, typer.Option(help="tmpfs directory for the arena. Default: anonymous shared memory.")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="Who leaves RAM. Default: expected-frequency.")] = None,
-    mirror: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIR[=WEIGHT]",
-            help="A directory with copies of all or some shards, best on a drive of its own. Repeat it for more. "
-            "WEIGHT is the share of the drive's measured bandwidth to count on.",
-        ),
-    ] = None,
-    also: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Where shards lie that STORE itself lacks. Repeat it for more."),
-    ] = None,
-    drive_threads: Annotated[
-        int | None, typer.Option(help="Reads in flight per drive. Default: what a short measurement finds best.")
-    ] = None,
-    direct: Annotated[
-        bool | None, typer.Option("--direct/--no-direct", help="Read past the page cache. Default: yes.")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(help="auto (default) uses what `tierd tune` found, where nothing else is said; off does not."),
-    ] = None,
-    fault_plan: Annotated[
-        Path | None, typer.Option(help="Damage reads on purpose as this file says. For tests only.")
-    ] = None,
-    prefetch: Annotated[
-        str | None,
-        typer.Option(help="Read what nodes hint at: off, on, or auto, as far as it shortens waits. Default: auto."),
-    ] = None,
-    guess: Annotated[
-        str | None,
-        typer.Option(help="Guess what nodes that send no hints will ask for: off, on, or auto, while it pays."),
-    ] = None,
-    history: Annotated[
-        str | None,
-        typer.Option(help="Usage history, which warms the next start: on, read (never written) or off. Default: on."),
-    ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where the history lies. Default: STORE.state beside the store, else the user's state."),
-    ] = None,
-    pin: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Experts to keep in RAM: lines of a layer and its experts. Default: none."),
-    ] = None,
-    deadline_seconds: Annotated[
-        float | None, typer.Option(help="Bound on an answer where the node names none. Default: 60.")
-    ] = None,
-    drain_seconds: Annotated[float | None, typer.Option(help="Bound on a graceful stop. Default: 10.")] = None,
-    max_sessions: Annotated[int | None, typer.Option(help="Compute nodes at once. Default: 64.")] = None,
-    keepalive_seconds: Annotated[
-        float | None, typer.Option(help="Silence after which a node is asked for a sign of life. Default: 10.")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
+    given: Given,
     stop_at_eof: Annotated[
         bool, typer.Option("--stop-at-eof", help="Stop when standard input, a pipe, ends.", hidden=True)
     ] = False,
@@ -146,41 +153,7 @@ def serve(
     Every option can also be given as TIERD_OPTION in the environment, or in the table `serve` of the file that
     --config names.
     """
-    opened, settings = _open(
-        store,
-        config,
-        {
-            "listen": listen,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "tls_client_ca": tls_client_ca,
-            "token_file": token_file,
-            "insecure": insecure,
-            "reflection": reflection,
-            "local": local,
-            "http": http,
-            "arena": arena,
-            "ram": ram,
-            "arena_dir": arena_dir,
-            "prefetch": prefetch,
-            "guess": guess,
-            "history": history,
-            "state_dir": state_dir,
-            "pin": pin,
-            "policy": policy,
-            "mirror": tuple(mirror) if mirror else None,
-            "also": tuple(also) if also else None,
-            "drive_threads": drive_threads,
-            "direct": direct,
-            "profile": profile,
-            "fault_plan": fault_plan,
-            "deadline_seconds": deadline_seconds,
-            "drain_seconds": drain_seconds,
-            "max_sessions": max_sessions,
-            "keepalive_seconds": keepalive_seconds,
-            "log_level": log_level,
-        },
-    )
+    opened, settings = _open(store, config, given)
     configure_logs(settings.log_level)
     # With the interpreter's 5 ms a thread whose read has ended waits that long for a busy loop, and its drive with it:
     # records of 1 MiB came at 1.4 GB/s instead of 1.7.
@@ -188,7 +161,7 @@ def serve(
     uvloop.run(_serve(opened, settings, stop_at_eof=stop_at_eof))
 
 
-def _open(path: Path, config: Path | None, flags: dict[str, Any]) -> tuple[ExpertStore, ServeSettings]:
+def _open(path: Path, config: Path | None, flags: Given) -> tuple[ExpertStore, ServeSettings]:
     """The store, and the settings in force: below all others those that `tierd tune` found for it on this machine."""
     settings = ServeSettings.load(config=config, table="serve", flags=flags)
     store = ExpertStore.open(path, settings.also)
