@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from compute_node.bench.drawn_hints import MEASURED_PRECISION, DrawnHints, stretched
+from compute_node.bench.dense_view import DenseView
+from compute_node.bench.drawn_hints import MEASURED_PRECISION, DrawnHints
 from compute_node.bench.drive_probe import DriveProbe
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.geometries import BenchGeometry
@@ -33,8 +34,6 @@ from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.policy.drawn_routes import RECORDED
 from tierd.prefetch.throttle import Throttle
-from tierd.store.manifest import Manifest
-from tierd.store.store import DenseTensor, ExpertStore
 
 __all__ = ["measure_decode"]
 
@@ -42,32 +41,6 @@ _PROBE_SECONDS: Final = 0.7
 _WARM_TOKENS: Final = 4
 _CALL_SECONDS: Final = 30.0
 _DUMP_SECONDS: Final = 10.0
-
-
-class _WithDense:
-    """The store, but with dense weights of int8 from memory: the bytes of a token are those of a quantised model."""
-
-    def __init__(self, store: ExpertStore, dense: RandomModel) -> None:
-        self._store = store
-        self._dense = dense
-
-    @property
-    def manifest(self) -> Manifest:
-        """Of the experts, and of the dense tensors' names."""
-        return self._store.manifest.model_copy(update={"dense": self._dense.manifest.dense})
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the store."""
-        return self._store.fingerprint
-
-    def read_file(self, name: str) -> bytes:
-        """A text file of the store."""
-        return self._store.read_file(name)
-
-    def read_dense(self, name: str) -> DenseTensor:
-        """Random, int8."""
-        return self._dense.read_dense(name)
 
 
 def measure_decode(
@@ -122,7 +95,7 @@ def measure_decode(
         options = ["--http", "off", "--log-level", "warning", *daemon_options]
         daemon = PrivateDaemon(store.path, "--arena", arena, *options)
         stack.callback(daemon.stop)
-        view = _WithDense(store, dense)
+        view = DenseView(store, dense)
         source = ArenaSource(
             daemon.address, view, name="bench", numerics=numerics, kernel_path=kernel_path(), gone=daemon.gone
         )
@@ -141,14 +114,14 @@ def measure_decode(
             [entry.layer for entry in sizes.layers],
             count,
             routes,
-            stretched(MEASURED_PRECISION, 2 * chosen),
+            MEASURED_PRECISION.stretched(2 * chosen),
             right=True,
             throttle=Throttle(fixed=prefetch == "on"),
             lead_seconds=2 * (time.perf_counter() - begun) / (warm * len(sizes.layers)),
         )
         if watched is not None:
             model.watch(watched.computed)
-        quiet = Quiet()
+        quiet = Quiet(beside=[daemon.pid])
         with quiet:
             for number in range(rounds):
                 tell(f"decoding, {number + 1} of {rounds}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,18 +12,42 @@ from numpy.typing import NDArray
 from tierd.client.source import ExpertSource
 from tierd.prefetch.throttle import Throttle
 
-__all__ = ["MEASURED_PRECISION", "DrawnHints", "stretched"]
+__all__ = ["MEASURED_PRECISION", "DrawnHints", "Precision"]
 
-MEASURED_PRECISION: Final = (0.969, 0.894, 0.764, 0.564, 0.298, 0.170, 0.102, 0.063)
-"""How often the node's guess of each rank was right on the embedded model (top-4) and texts that nothing was fitted on;
-see `bench prefetch`."""
+_FIRST_LAYERS: Final = 2
+"""Layers that are hinted for by a token alone, as `Hinting` does it."""
 
 
-def stretched(precision: Sequence[float], ranks: int) -> list[float]:
-    """The same for a router that chooses another number of experts."""
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How often a node's guess of each rank is right, the likeliest first.
+
+    Attributes:
+        next_layer: of the layer after the one where the step waits.
+        this_token: of the first layer, when the step's token is known.
+        last_token: of the first layer, when only the token before it is.
+    """
+
+    next_layer: tuple[float, ...]
+    this_token: tuple[float, ...]
+    last_token: tuple[float, ...]
+
+    def stretched(self, ranks: int) -> Precision:
+        """The same for a router that chooses another number of experts."""
+        return Precision(*(_stretched(part, ranks) for part in (self.next_layer, self.this_token, self.last_token)))
+
+
+MEASURED_PRECISION: Final = Precision(
+    next_layer=(0.969, 0.894, 0.764, 0.564, 0.298, 0.170, 0.102, 0.063),
+    this_token=(0.969, 0.894, 0.764, 0.564, 0.298, 0.170, 0.102, 0.063),
+    last_token=(0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1, 0.1),
+)
+"""Of the embedded model (top-4), on texts that nothing was fitted on; see `bench prefetch`."""
+
+
+def _stretched(precision: Sequence[float], ranks: int) -> tuple[float, ...]:
     places = np.linspace(0, len(precision) - 1, ranks)
-    found: list[float] = np.interp(places, np.arange(len(precision)), np.asarray(precision)).tolist()
-    return found
+    return tuple(np.interp(places, np.arange(len(precision)), np.asarray(precision)).tolist())
 
 
 class DrawnHints:
@@ -33,10 +58,10 @@ class DrawnHints:
         layers: model layers with routed experts, rising.
         experts: of a layer.
         routes: int32 [positions, layers, k], what the model will choose.
-        precision: of each rank, the likeliest first; it is also what is claimed.
+        precision: of each rank; it is also what is claimed.
         right: whether guesses are right so often; else each is a random expert that the router will not choose.
         throttle: says how likely a guess must be; it is told what steps cost.
-        lead_seconds: until the next layer starts, as it is told.
+        lead_seconds: from one layer to the next, as it is told.
     """
 
     def __init__(
@@ -45,7 +70,7 @@ class DrawnHints:
         layers: Sequence[int],
         experts: int,
         routes: NDArray[np.int32],
-        precision: Sequence[float],
+        precision: Precision,
         *,
         right: bool,
         throttle: Throttle,
@@ -57,11 +82,14 @@ class DrawnHints:
         self._places = {layer: place for place, layer in enumerate(layers)}
         self._experts = experts
         self._routes = routes
-        self._precision = list(precision)
+        self._precision = precision
         self._right = right
         self._lead = lead_seconds
         self._position = -1
         self._step = 0
+        self._foreseen = False
+        # Drawing takes longer than what a node does instead of it.
+        self._drawn: dict[tuple[int, int, int], list[int]] = {}
 
     @property
     def active(self) -> bool:
@@ -73,48 +101,60 @@ class DrawnHints:
         self._position = position - 1
 
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
-        """A step begins that computes on one token."""
+        """A step begins that computes on one token: hint for its first layers."""
         del tokens, decode
         self._position += 1
         self._step = step
+        self._foreseen = False
+        if self.active:
+            for place in range(min(_FIRST_LAYERS, len(self._layers))):
+                self._hint(place, self._precision.this_token, self._lead * (place + 1))
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """Nothing is learned here."""
 
     def meanwhile(self, layer: int, known: NDArray[np.float32]) -> None:
-        """Hint for the layer after the one where the step waits."""
+        """Hint for the layer after the one where the step waits; behind the last one, for the next step."""
         del known
         place = self._places[layer] + 1
-        if place == len(self._layers):
-            return
-        guesses, claimed = self._draw(place)
-        absent = self._source.absent(self._layers[place])
-        if absent is None:
-            return
-        said = [n for n, expert in enumerate(guesses) if absent[expert] and claimed[n] >= self.throttle.least]
-        if said:
-            self._source.hint(
-                self._layers[place],
-                [guesses[n] for n in said],
-                [claimed[n] for n in said],
-                step=self._step,
-                lead_seconds=self._lead,
-            )
+        if place < len(self._layers):
+            self._hint(place, self._precision.next_layer, self._lead)
+        elif not self._foreseen:
+            self._foreseen = True
+            for first in range(min(_FIRST_LAYERS, len(self._layers))):
+                self._hint(first, self._precision.last_token, self._lead * (first + 1), later=1)
 
     def end(self, seconds: float) -> None:
         """The step is complete; it took so long."""
         self.throttle.token(seconds)
 
-    def _draw(self, place: int) -> tuple[list[int], list[float]]:
-        """Guesses for a layer and what is claimed of them: the same ones whenever this position comes again."""
-        position = self._position % len(self._routes)
+    def _hint(self, place: int, precision: Sequence[float], lead: float, later: int = 0) -> None:
+        guesses = self._draw(place, precision, self._position + later)
+        absent = self._source.absent(self._layers[place])
+        if absent is None:
+            return
+        least = self.throttle.least
+        said = [(e, p) for e, p in zip(guesses, precision, strict=False) if absent[e] and p >= least]
+        if said:
+            experts, claimed = map(list, zip(*said, strict=True))
+            self._source.hint(self._layers[place], experts, claimed, step=self._step + later, lead_seconds=lead)
+
+    def _draw(self, place: int, precision: Sequence[float], position: int) -> list[int]:
+        """Guesses for a layer: the same ones whenever this position comes again."""
+        position %= len(self._routes)
+        key = (position, place, id(precision))
+        if key not in self._drawn:
+            self._drawn[key] = self._guesses(place, precision, position)
+        return self._drawn[key]
+
+    def _guesses(self, place: int, precision: Sequence[float], position: int) -> list[int]:
         generator = np.random.Generator(np.random.Philox(key=[position, place]))
         wanted = self._routes[position, place].tolist()
-        others = [expert for expert in generator.permutation(self._experts).tolist() if expert not in wanted]
-        guesses = []
-        for precision in self._precision:
-            hit = self._right and wanted and generator.random() < precision
-            pool = wanted if hit else others
-            if pool:
-                guesses.append(pool.pop(0))
-        return guesses, self._precision[: len(guesses)]
+        others = np.setdiff1d(np.arange(self._experts), wanted)
+        pool = generator.permutation(others).tolist()
+        guesses: list[int] = []
+        for hit in generator.random(len(precision)) < np.asarray(precision):
+            source = wanted if self._right and hit and wanted else pool
+            if source:
+                guesses.append(source.pop(0))
+        return guesses

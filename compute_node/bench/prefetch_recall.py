@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.bench.drawn_hints import Precision
 from compute_node.bench.routing_states import RoutingStates, record_states
 from compute_node.engine.model import Model
 from compute_node.prediction.calibration import margins
@@ -72,10 +73,26 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The figures, and how often the guess of each rank was right: float [2 k], for `DrawnHints`."""
+    """The figures, and how often the guess of each rank was right, for `DrawnHints`."""
 
     report: dict[str, Any]
-    precision: list[float]
+    precision: Precision
+
+
+class _Ranks:
+    """How often the guess of each rank was right, the likeliest first."""
+
+    def __init__(self, ranks: int) -> None:
+        self._right, self._said = np.zeros(ranks), 0
+
+    def add(self, scores: NDArray[np.float32], chosen: NDArray[np.int32]) -> None:
+        """These were the scores, float32 [experts]; those were chosen."""
+        self._right += np.isin(np.argsort(-scores, kind="stable")[: len(self._right)], chosen)
+        self._said += 1
+
+    def precision(self) -> tuple[float, ...]:
+        """By rank."""
+        return tuple((self._right / max(1, self._said)).tolist())
 
 
 class _Comparison:
@@ -94,14 +111,17 @@ class _Comparison:
         self.baseline = np.zeros(3, np.int64)  # useful, read, missed
         self.found = {name: _Found() for name in (BELIEVED, *PREDICTORS)}
         self.first = _Found()
-        self.ranks = np.zeros((2, 2 * geometry.top_k))  # right, said
+        self.next_layer, self.this_token, self.last_token = (
+            _Ranks(min(2 * geometry.top_k, *experts)) for _kind in range(3)
+        )
 
     def run(self, states: RoutingStates, *, judged: bool) -> None:
         """One text: guess, then learn, as a node does."""
+        previous: int | None = None
         for row, token in enumerate(states.tokens.tolist()):
             self._step += 1
             if judged:
-                self._foresee_first(states, row, token)
+                self._foresee_first(states, row, token, previous)
             for place, layer in enumerate(self._layers):
                 there = [int(self._starts[place]) + expert for expert in states.routes[row, place].tolist()]
                 resident = np.array([flat in self._pool.resident for flat in there])
@@ -112,14 +132,19 @@ class _Comparison:
                     known = (states.weighted[row, place] * resident[:, None]).sum(axis=0)
                     self._look(states, row, token, place + 1, known, judged=judged)
             chosen = states.routes[row] + self._starts[:-1, None].astype(np.int32)
-            self._table.count(token, chosen, previous=None)
+            self._table.count(token, chosen, previous=previous)
+            previous = token
 
-    def _foresee_first(self, states: RoutingStates, row: int, token: int) -> None:
-        """Of the first layer the token alone tells."""
+    def _foresee_first(self, states: RoutingStates, row: int, token: int, previous: int | None) -> None:
+        """Of the first layer the token alone tells, and before it is known the one before it."""
         absent = np.array([flat not in self._pool.resident for flat in range(int(self._starts[1]))])
         wanted = np.zeros(len(absent), np.bool_)
         wanted[states.routes[row, 0]] = True
-        self.first.add(0, margins(self._tokens.of(token, 0), self._k)[absent], wanted[absent])
+        scores = self._tokens.of(token, 0)
+        self.first.add(0, margins(scores, self._k)[absent], wanted[absent])
+        self.this_token.add(scores, states.routes[row, 0])
+        if previous is not None:
+            self.last_token.add(self._tokens.after(previous, 0), states.routes[row, 0])
 
     def _look(
         self,
@@ -145,9 +170,7 @@ class _Comparison:
             self.found[BELIEVED].add(place, guess.probabilities[absent], wanted[absent])
             for name, scores in guess.scores.items():
                 self.found[name].add(place, margins(scores, self._k)[absent], wanted[absent])
-            ranked = np.argsort(-guess.scores[guess.chosen_by])[: self.ranks.shape[1]]
-            self.ranks[0, : len(ranked)] += wanted[ranked]
-            self.ranks[1, : len(ranked)] += 1
+            self.next_layer.add(guess.by_predictor[guess.best], chosen)
         if guess is not None:
             self._guesses[place].learn(guess, chosen, states.logits[row, place])
 
@@ -198,8 +221,8 @@ def measure_recall(
         "train_tokens": sum(map(len, train)),
         "held_tokens": sum(map(len, held)),
     }
-    precision = (comparison.ranks[0] / np.maximum(1, comparison.ranks[1])).tolist()
-    return Recall(report, precision)
+    ranks = (comparison.next_layer, comparison.this_token, comparison.last_token)
+    return Recall(report, Precision(*(part.precision() for part in ranks)))
 
 
 def _thinned(found: _Found, place: int | None = None) -> list[tuple[float, float]]:

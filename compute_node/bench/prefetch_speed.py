@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.bench.drawn_hints import DrawnHints, stretched
+from compute_node.bench.dense_view import DenseView
+from compute_node.bench.drawn_hints import DrawnHints, Precision
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.token_walk import TokenWalk
@@ -23,17 +24,43 @@ from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.arena_source import ArenaSource
 from tierd.client.private_daemon import PrivateDaemon
-from tierd.errors import TierdError
+from tierd.errors import TierdError, UsageError
 from tierd.policy.drawn_routes import RECORDED
 from tierd.prefetch.throttle import Throttle
-from tierd.store.store import ExpertStore
 
-__all__ = ["RATIOS", "measure_speed"]
+__all__ = ["CASES", "check_cases", "measure_speed"]
 
-RATIOS: Final = (0.5, 1.0, 2.0)
-"""Seconds in which the drive reads a token's misses over those in which the node computes the token."""
-_SATURATED: Final = 8.0
 _NUMERICS: Final = "fast"
+_RESIDENT: Final = "everything resident"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """How hard it is made for prefetch.
+
+    Attributes:
+        ratio: seconds in which the drive reads a token's misses over those in which the node computes the token.
+        right: whether hints are right as often as measured, or never.
+        settling: runs with hints before it counts, in which throttles find their level.
+    """
+
+    ratio: float
+    right: bool = True
+    settling: int = 1
+
+
+CASES: Final = {
+    "0.5": _Case(0.5),
+    "1": _Case(1.0),
+    "2": _Case(2.0),
+    "wrong hints": _Case(1.0, right=False, settling=3),
+    "saturated drive": _Case(4.0, settling=2),
+    _RESIDENT: _Case(1.0, settling=2),
+}
+"""By name; those named by a number are what prefetch is for, with its first three and without the third it may cost."""
+
+_GAINS: Final = ("0.5", "1", "2")
+_COSTS: Final = ("0.5", "wrong hints", "saturated drive", _RESIDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +79,24 @@ class _Bench:
     def __init__(
         self,
         stack: ExitStack,
-        store: ExpertStore,
+        view: DenseView,
+        folder: Path,
         routes: NDArray[np.int32],
         *,
         arena: str,
         rate: float | None,
         threads: int | None,
     ) -> None:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tierd-bench-")))
         options = ["--arena", arena, "--http", "off", "--log-level", "warning", "--history", "off"]
         if rate is not None:
-            plan = folder / "throttle.json"
+            plan = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tierd-bench-"))) / "throttle.json"
             plan.write_text(json.dumps({"throttle": [{"bytes_per_second": rate}]}))
             options += ["--fault-plan", str(plan)]
-        daemon = PrivateDaemon(store.path, *options)
+        daemon = PrivateDaemon(folder, *options)
         stack.callback(daemon.stop)
+        self.daemon = daemon.pid
         self.source = ArenaSource(
-            daemon.address, store, name="bench", numerics=_NUMERICS, kernel_path=kernel_path(), gone=daemon.gone
+            daemon.address, view, name="bench", numerics=_NUMERICS, kernel_path=kernel_path(), gone=daemon.gone
         )
         stack.callback(self.source.close)
         how = ModelOptions(numerics=_NUMERICS, context=len(routes) + 1, threads=threads)
@@ -92,103 +120,125 @@ class _Bench:
         return _Run(seconds / count, (seconds - waited) / count, missed / count, digest.hexdigest())
 
 
+def check_cases(names: Sequence[str]) -> None:
+    """UsageError if one of them is unknown."""
+    for name in names:
+        if name not in CASES:
+            raise UsageError(f"unknown case {name!r}", hint=f"Known: {', '.join(CASES)}.")
+
+
 def measure_speed(
-    store: ExpertStore,
-    precision: Sequence[float],
+    view: DenseView,
+    folder: Path,
+    precision: Precision,
     *,
     arena: str,
     tokens: int,
     rounds: int,
     threads: int | None,
+    cases: Sequence[str],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Runs with and without hints, alternating; every case has a daemon of its own.
 
     Args:
-        store: of a real geometry.
-        precision: how often the guess of each rank is right, for a router that chooses half as many experts.
+        view: the store of a real geometry.
+        folder: where it lies.
+        precision: how often guesses are right, for a router that chooses half as many experts as there are ranks.
         arena: RAM for experts.
         tokens: of a run; positions of the routes.
         rounds: runs of each side.
         threads: native threads.
+        cases: keys of `CASES`, at least one.
         tell: takes a line when something begins.
 
     Raises:
         TierdError: two runs did not compute the same logits.
     """
-    sizes = store.geometry
+    sizes = view.manifest.geometry
     count, chosen = sizes.layers[0].experts, sizes.top_k
-    routes = RECORDED.generate(tokens=tokens, layers=len(sizes.layers), experts=count, top_k=chosen)
-    ranks = stretched(precision, 2 * chosen)
-    cases: dict[str, dict[str, Any]] = {}
-    with Quiet() as quiet:
+    layers = [entry.layer for entry in sizes.layers]
+    routes = RECORDED.generate(tokens=tokens, layers=len(layers), experts=count, top_k=chosen)
+    ranks = precision.stretched(2 * chosen)
+
+    def bench(stack: ExitStack, share: str, rate: float | None) -> _Bench:
+        return _Bench(stack, view, folder, routes, arena=share, rate=rate, threads=threads)
+
+    tell("what a token computes with all experts in RAM, and what it misses otherwise")
+    with ExitStack() as stack:
+        resident = bench(stack, "100%", None)
+        computing = [resident.run(None) for _ in range(3)][1:]
+    with ExitStack() as stack:
+        missing = bench(stack, arena, None)
+        missed = max(0.01, [missing.run(None) for _ in range(2)][-1].missed)
+    compute = min(run.seconds for run in computing)
+    found: dict[str, dict[str, Any]] = {}
+    for name in cases:
+        case = CASES[name]
+        tell(f"reads take {name} of compute" if name in _GAINS else name)
+        rate = missed * sizes.slot_bytes / (case.ratio * compute)
         with ExitStack() as stack:
-            tell("how long a token computes, and what it misses")
-            bench = _Bench(stack, store, routes, arena=arena, rate=None, threads=threads)
-            bench.run(None)
-            plain = [bench.run(None) for _ in range(rounds)]
-        compute = statistics.median(run.compute for run in plain)
-        missed = max(0.01, statistics.median(run.missed for run in plain))
-        for name, ratio, share, right in (
-            *((f"{ratio:g}", ratio, arena, True) for ratio in RATIOS),
-            ("wrong hints", 1.0, arena, False),
-            ("saturated drive", _SATURATED, arena, True),
-            ("everything resident", None, "100%", True),
-        ):
-            tell(name if ratio is None or name[0].isalpha() else f"reads take {name} of compute")
-            rate = None if ratio is None else missed * sizes.slot_bytes / (ratio * compute)
-            with ExitStack() as stack:
-                bench = _Bench(stack, store, routes, arena=share, rate=rate, threads=threads)
-                hints = DrawnHints(
-                    bench.source,
-                    [entry.layer for entry in sizes.layers],
-                    count,
-                    routes,
-                    ranks,
-                    right=right,
-                    throttle=Throttle(),
-                    lead_seconds=2 * (1 + (ratio or 0)) * compute / len(sizes.layers),
-                )
-                cases[name] = _case(bench, hints, rate, sizes.slot_bytes, rounds)
-    digests = {run for case in cases.values() for run in case["logits"]} | {run.logits for run in plain}
+            part = bench(stack, "100%" if name == _RESIDENT else arena, rate)
+            hints = DrawnHints(
+                part.source,
+                layers,
+                count,
+                routes,
+                ranks,
+                right=case.right,
+                throttle=Throttle(),
+                lead_seconds=2 * (1 + case.ratio) * compute / len(layers),
+            )
+            found[name] = _compare(part, hints, rate, sizes.slot_bytes, rounds, case.settling)
+    digests = {run for case in found.values() for run in case["logits"]} | {run.logits for run in computing}
     if len(digests) != 1:
         raise TierdError("runs computed different logits", hint="This is a defect; please report it.")
-    worst = ("0.5", "wrong hints", "saturated drive", "everything resident")
+    costs = [found[name]["speedup"] for name in _COSTS if name in found]
     return {
-        "speedup": {f"{ratio:g}": cases[f"{ratio:g}"]["speedup"] for ratio in RATIOS},
-        "hidden_share": {f"{ratio:g}": cases[f"{ratio:g}"]["hidden_share"] for ratio in RATIOS},
-        "worst_case_ratio": min(cases[name]["speedup"] for name in worst),
+        "speedup": {name: found[name]["speedup"] for name in _GAINS if name in found},
+        "hidden_share": {name: found[name]["hidden_share"] for name in _GAINS if name in found},
+        "worst_case_ratio": min(costs) if costs else None,
         "identical": True,
-        "cases": cases,
+        "cases": found,
         "compute_seconds_per_token": compute,
         "misses_per_token": missed,
-        "precision_by_rank": ranks,
         "tokens": tokens,
         "rounds": rounds,
-        **quiet.report(),
+        "threads": resident.model.threads,
+        "foreign_cpu_share": max(case["foreign_cpu_share"] for case in found.values()),
+        "void": any(case["void"] for case in found.values()),
     }
 
 
-def _case(bench: _Bench, hints: DrawnHints, rate: float | None, record: int, rounds: int) -> dict[str, Any]:
+def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds: int, settling: int) -> dict[str, Any]:
+    """Runs of both sides in turns, after such that do not count."""
     sides: dict[str, list[_Run]] = {"off": [], "on": []}
-    for number in range(rounds + 1):
-        # The order turns round, so that a drift of the machine touches both alike.
-        for name in ("off", "on") if number % 2 == 0 else ("on", "off"):
-            run = bench.run(hints if name == "on" else None)
-            if number:
-                sides[name].append(run)
+    bench.run(None)
+    for _ in range(settling):
+        bench.run(hints)
+    quiet = Quiet(beside=[bench.daemon])
+    with quiet:
+        for number in range(rounds):
+            # The order turns round, so that a drift of the machine touches both alike.
+            for name in ("off", "on") if number % 2 == 0 else ("on", "off"):
+                sides[name].append(bench.run(hints if name == "on" else None))
     off, on = (statistics.median(run.seconds for run in sides[name]) for name in ("off", "on"))
     compute = statistics.median(run.compute for run in sides["off"])
-    reads = 0.0 if rate is None else statistics.median(run.missed for run in sides["off"]) * record / rate
+    reads = statistics.median(run.missed for run in sides["off"]) * record / rate
     hideable = off - max(compute, reads)
     return {
         "speedup": off / on,
         "hidden_share": (off - on) / hideable if hideable > 0 else 0.0,
+        "hideable_seconds_per_token": hideable,
         "reads_to_compute": reads / compute if compute > 0 else 0.0,
         "off_seconds_per_token": [run.seconds for run in sides["off"]],
         "on_seconds_per_token": [run.seconds for run in sides["on"]],
+        "off_computing_per_token": [run.compute for run in sides["off"]],
+        "on_computing_per_token": [run.compute for run in sides["on"]],
         "off_misses_per_token": [run.missed for run in sides["off"]],
         "on_misses_per_token": [run.missed for run in sides["on"]],
+        "bytes_per_second": rate,
         "throttle_level": hints.throttle.level,
         "logits": [run.logits for side in sides.values() for run in side],
+        **quiet.report(),
     }

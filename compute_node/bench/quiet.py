@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,11 +25,21 @@ def _busy_seconds() -> float:
     return sum(value for place, value in enumerate(fields) if place not in _IDLE_COLUMNS) / os.sysconf("SC_CLK_TCK")
 
 
+def _seconds_of(process: int) -> float:
+    """Seconds that a process has computed; none of one that has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 class Quiet:
     """Watches the cores while a measurement runs.
 
     Args:
         children: time of child processes that end meanwhile is not that of others.
+        beside: process numbers whose time is not that of others either, such as a daemon's.
 
     Attributes:
         foreign: share of the cores' time that went to others; known at the end.
@@ -36,8 +47,9 @@ class Quiet:
 
     foreign: float = 0.0
 
-    def __init__(self, *, children: bool = False) -> None:
+    def __init__(self, *, children: bool = False, beside: Sequence[int] = ()) -> None:
         self._children = children
+        self._beside = tuple(beside)
 
     def __enter__(self) -> Self:
         self._begun, self._busy, self._own = time.perf_counter(), _busy_seconds(), self._own_seconds()
@@ -52,7 +64,8 @@ class Quiet:
 
     def _own_seconds(self) -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.process_time() + (used.ru_utime + used.ru_stime if self._children else 0.0)
+        ended = used.ru_utime + used.ru_stime if self._children else 0.0
+        return time.process_time() + ended + sum(map(_seconds_of, self._beside))
 
     def report(self) -> dict[str, Any]:
         """For the JSON of a measurement."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from compute_node import embedded
+from compute_node.bench.dense_view import DenseView
+from compute_node.bench.drawn_hints import MEASURED_PRECISION
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.prefetch_chart import draw_recall
+from compute_node.bench.prefetch_embedded import measure_embedded
 from compute_node.bench.prefetch_recall import Recall, measure_recall
-from compute_node.bench.prefetch_speed import measure_speed
+from compute_node.bench.prefetch_speed import CASES, check_cases, measure_speed
+from compute_node.bench.random_model import RandomModel
 from compute_node.bench.random_store import random_store
 from compute_node.commands import options
 from compute_node.engine.model import Model, ModelOptions
@@ -39,47 +44,66 @@ def register(group: typer.Typer) -> None:
 def prefetch(
     train: Annotated[Path, typer.Option(help="Trace whose tokens predictors learn from.")] = _TRACES / "train.npz",
     held: Annotated[Path, typer.Option(help="Trace whose tokens they are judged on.")] = _TRACES / "held.npz",
-    train_texts: Annotated[int, typer.Option(min=0, help="Texts of the first.")] = 40,
-    held_texts: Annotated[int, typer.Option(min=1, help="Texts of the second.")] = 16,
+    train_texts: Annotated[int, typer.Option(min=0, help="Texts of the first.")] = 16,
+    held_texts: Annotated[int, typer.Option(min=1, help="Texts of the second.")] = 8,
     geometry: Annotated[str, typer.Option("--geometry", help="Of which model speeds are measured.")] = "olmoe-1b-7b",
-    layers: Annotated[int, typer.Option("--layers", min=2, help="Layers of it.")] = 4,
+    layers: Annotated[int, typer.Option("--layers", min=2, help="Layers of it.")] = 8,
     experts: Annotated[int | None, typer.Option("--experts", help="Routed experts of a layer. Default: all.")] = None,
     arena: Annotated[str, typer.Option("--arena", help="RAM for experts.")] = "25%",
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a run.")] = 256,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each side, alternating.")] = 7,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a run.")] = 48,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each side, alternating.")] = 5,
+    cases: Annotated[str, typer.Option("--cases", help="Which are timed, by name, with commas.")] = ",".join(CASES),
+    *,
     threads: options.Threads = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Chart of recall against waste by predictor, as PNG.")
     ] = None,
-    *,
+    recall: Annotated[
+        bool, typer.Option("--recall/--no-recall", help="Compare predictors; or draw hints by figures measured before.")
+    ] = True,
     speeds: Annotated[
-        bool, typer.Option("--speeds/--no-speeds", help="Time prefetch, too; or predictors only.")
+        bool, typer.Option("--speeds/--no-speeds", help="Time prefetch on a real geometry; or predictors only.")
+    ] = True,
+    embedded_model: Annotated[
+        bool, typer.Option("--embedded/--no-embedded", help="Time a node's own hints on the embedded model, too.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Compare predictors on the embedded model's routing, then time prefetch on a real geometry with random weights.
 
     The drive of the second part is throttled, so that reading a token's misses takes 0.5, 1 and 2 times its compute;
-    the worst of these, wrong hints, a saturated drive and a resident model is `worst_case_ratio`.
+    the worst of these, wrong hints, a saturated drive and a resident model is `worst_case_ratio`. Last, what a node's
+    own hints gain or cost on the embedded model, with a drive as it is.
     """
     console = Console(stderr=True, highlight=False)
 
     def progress(line: str) -> None:
         console.print(f"  {line}", style="dim", markup=False)
 
-    sizes = geometry_named(geometry)
-    recall = _recall(_texts(train, train_texts), _texts(held, held_texts), progress)
-    if plot is not None:
-        draw_recall(plot, recall.report)
-    if not speeds:
-        _tell(recall.report | {"precision_by_rank": recall.precision}, as_json=as_json)
-        return
-    progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")
-    store = random_store(sizes, layers=layers, experts=experts)
-    speed = measure_speed(
-        store, recall.precision, arena=arena, tokens=tokens, rounds=rounds, threads=threads, tell=progress
-    )
-    report = recall.report | speed | {"geometry": sizes.name, "layers": layers}
+    chosen = [name.strip() for name in cases.split(",") if name.strip()] if speeds else []
+    check_cases(chosen)
+    texts = _texts(held, held_texts)
+    report: dict[str, Any] = {}
+    precision = MEASURED_PRECISION
+    if recall:
+        found = _recall(_texts(train, train_texts), texts, progress)
+        report |= found.report | {"precision_by_rank": asdict(found.precision)}
+        precision = found.precision
+        if plot is not None:
+            draw_recall(plot, found.report)
+    if chosen:
+        sizes = geometry_named(geometry)
+        progress(f"store with the sizes of {sizes.name}; it is made at the first run")
+        store = random_store(sizes, layers=layers, experts=experts)
+        view = DenseView(store, RandomModel(sizes.cut(layers, experts)))
+        report |= measure_speed(
+            view, store.path, precision, arena=arena, tokens=tokens, rounds=rounds, threads=threads, cases=chosen,
+            tell=progress,
+        )  # fmt: skip
+        report |= {"geometry": sizes.name, "layers": layers}
+    if embedded_model:
+        progress("a node's own hints on the embedded model")
+        report |= {"embedded": measure_embedded(texts, rounds=rounds, threads=threads)}
     _tell(report, as_json=as_json)
 
 
@@ -116,18 +140,22 @@ def _recall(train: list[NDArray[np.int64]], held: list[NDArray[np.int64]], progr
 
 def _show(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    wasted, plain_wasted = report["wasted_per_useful_byte"], report["baseline_wasted_per_useful_byte"]
-    for line in (
-        f"recall on misses    {report['recall_on_misses']:.3f} at {wasted:.2f} wasted bytes per useful one",
-        f"plain next router   {report['baseline_recall_on_misses']:.3f} at {plain_wasted:.2f}",
-        f"closed by ours      {report['closed_share']:.0%} of the distance to 1",
-        *(
-            f"reads {ratio}x compute  speed {report['speedup'][ratio]:.2f}, "
-            f"{report['hidden_share'][ratio]:.0%} of the hideable wait hidden"
-            for ratio in report.get("speedup", ())
-        ),
-        *([f"worst case          {report['worst_case_ratio']:.3f}"] if "worst_case_ratio" in report else []),
-    ):
+    lines = []
+    if "recall_on_misses" in report:
+        wasted, plain_wasted = report["wasted_per_useful_byte"], report["baseline_wasted_per_useful_byte"]
+        lines += [
+            f"recall on misses    {report['recall_on_misses']:.3f} at {wasted:.2f} wasted bytes per useful one",
+            f"plain next router   {report['baseline_recall_on_misses']:.3f} at {plain_wasted:.2f}",
+            f"closed by ours      {report['closed_share']:.0%} of the distance to 1",
+        ]
+    for ratio, speedup in report.get("speedup", {}).items():
+        hidden = report["hidden_share"][ratio]
+        lines.append(f"reads {ratio}x compute  speed {speedup:.2f}, {hidden:.0%} of the hideable wait hidden")
+    if report.get("worst_case_ratio") is not None:
+        lines.append(f"worst case          {report['worst_case_ratio']:.3f}")
+    if "embedded" in report:
+        lines.append(f"embedded model      speed {report['embedded']['speedup']:.2f} by a node's own hints")
+    for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     if report.get("void"):
         console.print(

@@ -191,9 +191,11 @@ class ExpertPoint:
 
             def wait() -> None:
                 # Rows of the others hold anything at all, so they must not even be multiplied by 0.
-                there = np.isin(indices, list(used))[:, :, None]
-                rows_there = np.where(there, program.expert_rows[:rows], np.float32(0))
-                meanwhile(layer, np.einsum("rk,rkh->rh", program.route_weights[:rows], rows_there))
+                known = np.zeros((rows, program.expert_rows.shape[2]), np.float32)
+                for expert in used:
+                    for row, rank in zip(*assignments[expert], strict=True):
+                        known[row] += program.route_weights[row, rank] * program.expert_rows[row, rank]
+                meanwhile(layer, known)
 
             self._source.visit(layer, wanted, use, step=step, phase=phase, meanwhile=wait)
         if len(used) != len(assignments):

@@ -7,14 +7,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.prediction.native import BINS, REACH, count_margins, margins_of, probabilities_of
 from tierd.errors import UsageError
 
-__all__ = ["Calibration", "margins"]
+__all__ = ["checked_counts", "count_chosen", "first_counts", "margins", "probabilities"]
 
-_BINS: Final = 24
-_REACH: Final = 2.0
+Counts = NDArray[np.float64]
+
 _PRIOR: Final = 4.0
-_MOST: Final = 4096.0
 
 
 def margins(scores: NDArray[np.float32], top_k: int) -> NDArray[np.float32]:
@@ -22,51 +22,43 @@ def margins(scores: NDArray[np.float32], top_k: int) -> NDArray[np.float32]:
 
     Scores are float32 [..., experts]; so is the result.
     """
-    below = scores.shape[-1] - top_k - 1
-    if below < 0:
-        return np.ones_like(scores)
-    ordered = np.partition(scores, (below, below + 1), axis=-1)
-    border = (ordered[..., below, None] + ordered[..., below + 1, None]) / 2
-    spread = np.maximum(scores.std(axis=-1, keepdims=True), np.float32(1e-6))
-    result: NDArray[np.float32] = (scores - border) / spread
+    rows = np.ascontiguousarray(scores).reshape(-1, scores.shape[-1])
+    result = np.empty_like(rows)
+    for row, margin in zip(rows, result, strict=True):
+        margins_of(row, top_k, margin)
+    return result.reshape(scores.shape)
+
+
+def first_counts() -> Counts:
+    """Counts to begin with, float64 [2, bins]: margins seen, and chosen ones among them by a plausible curve."""
+    middles = (np.arange(BINS) + 0.5) / BINS * 2 * REACH - REACH
+    return np.stack([np.full(BINS, _PRIOR), _PRIOR / (1 + np.exp(-4 * middles))])
+
+
+def probabilities(counts: Counts, margin: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Probabilities for margins, float32 of the same shape."""
+    result = np.empty(margin.shape, np.float32)
+    probabilities_of(counts, np.ascontiguousarray(margin).reshape(-1), result.reshape(-1))
     return result
 
 
-class Calibration:
-    """Counts of margins and of those that were chosen, in bins, beginning from a plausible curve; old counts fade."""
+def count_chosen(
+    counts: Counts, margin: NDArray[np.float32], chosen: NDArray[np.bool_], counted: NDArray[np.bool_]
+) -> None:
+    """These margins were those of experts that were chosen, or not; old counts fade.
 
-    def __init__(self) -> None:
-        middles = (np.arange(_BINS) + 0.5) / _BINS * 2 * _REACH - _REACH
-        self._seen = np.full(_BINS, _PRIOR)
-        self._chosen = _PRIOR / (1 + np.exp(-4 * middles))
-
-    def probability(self, margin: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Probabilities for margins, float32 of the same shape."""
-        bins = _bins(margin)
-        result: NDArray[np.float32] = (self._chosen[bins] / self._seen[bins]).astype(np.float32)
-        return result
-
-    def learn(self, margin: NDArray[np.float32], chosen: NDArray[np.bool_]) -> None:
-        """These margins were those of experts that were chosen, or not."""
-        bins = _bins(margin)
-        self._seen += np.bincount(bins.ravel(), minlength=_BINS)
-        self._chosen += np.bincount(bins[chosen], minlength=_BINS)
-        if self._seen.max() > _MOST:
-            self._seen /= 2
-            self._chosen /= 2
-
-    def as_array(self) -> NDArray[np.float64]:
-        """The counts, for a file: float64 [2, bins], seen and chosen."""
-        return np.stack([self._seen, self._chosen])
-
-    def restore(self, counts: NDArray[Any]) -> None:
-        """Takes the content of `as_array`; UsageError if it is none."""
-        good = counts.shape == (2, _BINS) and np.isfinite(counts).all() and (counts[0] > 0).all()
-        if not good or not ((counts[1] >= 0) & (counts[1] <= counts[0])).all():
-            raise UsageError("a saved predictor holds impossible counts")
-        self._seen, self._chosen = counts.astype(np.float64)
+    Args:
+        counts: float64 [2, bins], changed.
+        margin: float32 of any shape.
+        chosen: bool of that shape.
+        counted: bool of that shape, which of them count.
+    """
+    count_margins(counts, margin.reshape(-1), chosen.reshape(-1), counted.reshape(-1))
 
 
-def _bins(margin: NDArray[np.float32]) -> NDArray[np.intp]:
-    scaled = (np.clip(margin, -_REACH, _REACH) + _REACH) / (2 * _REACH) * _BINS
-    return np.minimum(scaled.astype(np.intp), _BINS - 1)
+def checked_counts(counts: NDArray[Any]) -> Counts:
+    """A copy of counts that a file gave; UsageError if they are impossible."""
+    good = counts.shape == (2, BINS) and np.isfinite(counts).all() and (counts[0] > 0).all()
+    if not good or not ((counts[1] >= 0) & (counts[1] <= counts[0])).all():
+        raise UsageError("a saved predictor holds impossible counts")
+    return counts.astype(np.float64)

@@ -31,6 +31,9 @@ class Correction:
     Args:
         inputs: length of an input, at least `outputs`.
         outputs: length of an output.
+
+    Attributes:
+        map: float32 [inputs + 1, outputs], contiguous: what an input is multiplied with, and in the last row an offset.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -38,7 +41,7 @@ class Correction:
         start[:outputs] = np.eye(outputs)
         self._gram: F64 = _PRIOR * np.eye(inputs + 1)
         self._cross: F64 = _PRIOR * start
-        self._map: NDArray[np.float32] = start.astype(np.float32)
+        self.map: NDArray[np.float32] = start.astype(np.float32)
         self._x = np.ones((_TOGETHER, inputs + 1), np.float32)
         self._y = np.zeros((_TOGETHER, outputs), np.float32)
         self._held = 0
@@ -47,7 +50,7 @@ class Correction:
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """The outputs for one input: float32 [inputs] to float32 [outputs]."""
-        result: NDArray[np.float32] = x @ self._map[:-1] + self._map[-1]
+        result: NDArray[np.float32] = x @ self.map[:-1] + self.map[-1]
         return result
 
     def learn(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
@@ -63,7 +66,7 @@ class Correction:
         if self._samples < self._solve_at:
             return
         self._solve_at += min(self._samples, _LONGEST)
-        self._map = np.linalg.solve(self._gram, self._cross).astype(np.float32)
+        self.map = np.linalg.solve(self._gram, self._cross).astype(np.float32, order="C")
         if self._samples >= _MEMORY:
             self._gram /= np.e
             self._cross /= np.e
@@ -92,5 +95,5 @@ class Correction:
         if not np.isfinite(fitted).all():
             raise UsageError("a saved predictor holds impossible numbers")
         self._gram, self._cross = gram.astype(np.float64), cross.astype(np.float64)
-        self._map, self._samples = fitted.astype(np.float32), int(samples)
+        self.map, self._samples = fitted.astype(np.float32, order="C"), int(samples)
         self._held, self._solve_at = 0, self._samples + min(max(self._samples, _TOGETHER), _LONGEST)

@@ -1,6 +1,8 @@
 """Hints of a step: before it begins by its token, and wherever it waits for experts by its own state.
 
-A step of many rows, a prompt, hints for the next layer only, what its rows together will want of it.
+Behind its last layers a step hints for the first layers of the next one, by what followed its own token so far: the
+drive has something to do while the head computes and a token is sampled. A step of many rows, a prompt, hints for the
+next layer only, what its rows together will want of it.
 
 All of it happens while the step has nothing to compute on, and only where something is missing: a step whose experts
 are all resident asks for nothing here. It changes no buffer that a token depends on.
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from compute_node.kernels import Segment
 from compute_node.models.look_ahead import LOOK_AHEAD_ROWS, LookAhead
 from compute_node.prediction.layer_guess import Guess, LayerGuess
-from compute_node.prediction.layer_guesses import FARTHEST, LayerGuesses
+from compute_node.prediction.layer_guesses import BY_LAST_TOKEN, FARTHEST, LayerGuesses
 from compute_node.prediction.token_scores import TokenScores
 from compute_node.prediction.union_guess import UnionGuess
 from tierd.client.source import ExpertSource
@@ -31,7 +33,7 @@ __all__ = ["Hinting", "StepHints"]
 F32 = NDArray[np.float32]
 
 _FIRST_LAYERS: Final = 2
-"""Layers that are guessed from the token alone when a step begins: no state of an earlier layer tells more of them."""
+"""Layers that are guessed from a token alone, the step's own or the last: no state of an earlier layer tells more."""
 _MOST_PER_CHOSEN: Final = 2
 _SMOOTHING: Final = 1 / 16
 _GENEROUS: Final = 2.0
@@ -103,6 +105,7 @@ class Hinting:
         self._rows: list[int] = []
         self._many = False
         self._guesses: dict[tuple[int, int], list[Guess | None]] = {}
+        self._foreseen: dict[tuple[int, int], list[Guess | None]] = {}  # of the step after this one
         self._lessons: list[tuple[LayerGuess, Guess, NDArray[np.int32], F32]] = []
         self._interval = 0.0
         self._stopped: tuple[int, float] | None = None
@@ -114,16 +117,18 @@ class Hinting:
 
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
-        self._guesses.clear()
+        few, on = decode and len(tokens) <= LOOK_AHEAD_ROWS, self.throttle.level > 0
+        foreseen, self._foreseen = self._foreseen, {}
+        self._guesses = foreseen if few and step == self._step + 1 and len(tokens) == len(self._rows) else {}
         self._stopped = None
         self._step = step
-        few, on = decode and len(tokens) <= LOOK_AHEAD_ROWS, self.throttle.level > 0
         self._rows = list(tokens) if few and on else []
         self._many = on and not few
         self._union.forget()
         if self._rows:
             for place in range(min(_FIRST_LAYERS, len(self._layers))):
-                self._hint(place, 0, [None] * len(self._rows), place * self._interval)
+                scores = [self._tokens.of(token, place) for token in self._rows]
+                self._hint(place, 0, [None] * len(self._rows), scores, place * self._interval)
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
@@ -136,7 +141,7 @@ class Hinting:
             took = (now - self._stopped[1]) / (place - self._stopped[0])
             self._interval += (took - self._interval) * (_SMOOTHING if self._interval else 1.0)
         self._stopped = (place, now)
-        for distance in range(FARTHEST + 1):
+        for distance in range(BY_LAST_TOKEN + 1):
             guesses = self._guesses.pop((place, distance), [])
             for row, guess in enumerate(guesses):
                 if guess is not None:
@@ -176,37 +181,54 @@ class Hinting:
         for distance in range(1, FARTHEST + 1):
             target = place + distance
             if target >= len(self._layers):
+                self._hint_next_step(len(self._layers) - place)
                 return
             self._run(look.segment(self._layers[target]))
             logits = [look.logits[row].copy() for row in range(rows)]
-            if self._hint(target, distance, logits, distance * self._interval):
+            scores = [self._tokens.of(token, target) for token in self._rows]
+            if self._hint(target, distance, logits, scores, distance * self._interval):
                 return
 
-    def _hint(self, place: int, distance: int, looks: Sequence[F32 | None], lead: float) -> bool:
-        """Guess a layer, and say what is likely and absent; returns whether there was anything to say."""
+    def _hint_next_step(self, layers_left: int) -> None:
+        """Guess the first layers of the step after this one, which begins when so many layers are done."""
+        if self._foreseen:
+            return
+        for place in range(min(_FIRST_LAYERS, len(self._layers))):
+            scores = [self._tokens.after(token, place) for token in self._rows]
+            lead = (layers_left + place) * self._interval
+            self._hint(place, BY_LAST_TOKEN, [None] * len(self._rows), scores, lead)
+
+    def _hint(self, place: int, distance: int, looks: Sequence[F32 | None], tokens: Sequence[F32], lead: float) -> bool:
+        """Guess a layer, and say what is likely and absent; returns whether there was anything to say.
+
+        Args:
+            place: of the layer.
+            distance: from where it is guessed, see `LayerGuesses`.
+            looks: by row, float32 [experts], what the layer's router says of an earlier state.
+            tokens: by row, float32 [experts], what the token table says.
+            lead: seconds until the layer begins.
+        """
         absent = self._source.absent(self._layers[place])
         if absent is None or not absent.any():
             return False
-        by_row = [
-            self.guesses.of(distance, place).guess(look, self._tokens.of(token, place), absent)
-            for token, look in zip(self._rows, looks, strict=True)
-        ]
-        self._guesses[place, distance] = by_row
+        learned, next_step = self.guesses.of(distance, place), distance == BY_LAST_TOKEN
+        by_row = [learned.guess(look, token, absent) for look, token in zip(looks, tokens, strict=True)]
+        (self._foreseen if next_step else self._guesses)[place, distance] = by_row
         wanted = np.ones(len(absent), np.float32)
         for guess in by_row:
             if guess is not None:
                 wanted *= 1 - guess.probabilities
         most = _MOST_PER_CHOSEN * self._top_k * len(by_row)
-        return self._say(place, np.where(absent, 1 - wanted, 0), most, lead)
+        return self._say(place, np.where(absent, 1 - wanted, 0), most, lead, step=self._step + next_step)
 
     def _hint_union(self, place: int, known: F32) -> None:
         """Guess what the rows of a step together want of a layer, and say what of it is absent."""
         absent = self._source.absent(self._layers[place]) if place < len(self._layers) else None
         if absent is not None and absent.any():
             wanted = np.where(absent, self._union.wanted(place, known, absent), 0)
-            self._say(place, wanted, _MOST_PER_CHOSEN * self._top_k, 0.0)
+            self._say(place, wanted, _MOST_PER_CHOSEN * self._top_k, 0.0, step=self._step)
 
-    def _say(self, place: int, wanted: F32, most: int, lead: float) -> bool:
+    def _say(self, place: int, wanted: F32, most: int, lead: float, *, step: int) -> bool:
         likely = np.flatnonzero(wanted >= self.throttle.least)
         if not likely.size:
             return False
@@ -215,7 +237,7 @@ class Hinting:
             self._layers[place],
             likely.tolist(),
             wanted[likely].tolist(),
-            step=self._step,
+            step=step,
             lead_seconds=_GENEROUS * lead,
         )
         return True

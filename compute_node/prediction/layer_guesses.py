@@ -9,14 +9,18 @@ from numpy.typing import NDArray
 
 from compute_node.prediction.layer_guess import LayerGuess
 
-__all__ = ["FARTHEST", "LayerGuesses"]
+__all__ = ["BY_LAST_TOKEN", "FARTHEST", "LayerGuesses"]
 
 FARTHEST: Final = 2
 """Layers ahead up to which a state is asked."""
+BY_LAST_TOKEN: Final = FARTHEST + 1
+"""In place of a distance: from the token of the step before, while nobody knows the step's own."""
 
 
 class LayerGuesses:
     """A `LayerGuess` for each layer and distance: 0 is from the token alone, n from the state of the n-th layer before.
+
+    The last "distance" is `BY_LAST_TOKEN`.
 
     Args:
         experts: of the layers with routed experts, by place.
@@ -24,7 +28,10 @@ class LayerGuesses:
     """
 
     def __init__(self, experts: Sequence[int], top_k: int) -> None:
-        self._layers = [[LayerGuess(count, top_k) for count in experts] for _distance in range(FARTHEST + 1)]
+        self._layers = [
+            [LayerGuess(count, top_k, maps=0 < distance <= FARTHEST) for count in experts]
+            for distance in range(BY_LAST_TOKEN + 1)
+        ]
 
     def of(self, distance: int, place: int) -> LayerGuess:
         """The guess for a layer, by its place, from a distance."""

@@ -8,11 +8,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.prediction.native import token_scores
 from tierd.policy.token_table import TokenTable
 
 __all__ = ["TokenScores"]
 
-_LEAST: Final = 1e-3
+_NO_EXPERTS: Final = np.zeros(0, np.int32)
+_NO_SHARES: Final = np.zeros(0, np.float32)
 _MOST_COUNTED: Final = 1 << 16
 
 
@@ -33,16 +35,22 @@ class TokenScores:
 
     def of(self, token: int, place: int) -> NDArray[np.float32]:
         """float32 [experts]: scores for a layer, by its place among those with routed experts."""
-        probabilities = self._counts[place] / self._seen[place]
-        found = self._table.now.probabilities(token)
-        if found is not None:
-            experts, known = found[0][place], found[1][place]
-            there = experts >= 0
-            # What the table does not say of the token's choices is spread as the layer's choices are.
-            left = max(0.0, 1.0 - float(known[there].sum()) / self._top_k)
-            probabilities = probabilities * left
-            probabilities[experts[there] - self._table.starts[place]] += known[there]
-        scores: NDArray[np.float32] = np.log(np.clip(probabilities, _LEAST, 1.0)).astype(np.float32)
+        experts, shares = _NO_EXPERTS, _NO_SHARES
+        if (found := self._table.now.at(token, place)) is not None:
+            experts, shares = found
+        return self._scored(place, experts, shares)
+
+    def after(self, token: int, place: int) -> NDArray[np.float32]:
+        """The same of the step behind the one that computes on the token, whatever token that will be of."""
+        experts, shares = _NO_EXPERTS, _NO_SHARES
+        if (found := self._table.after.at(token, place)) is not None:
+            experts, shares = found
+        return self._scored(place, experts, shares)
+
+    def _scored(self, place: int, experts: NDArray[np.int32], shares: NDArray[np.float32]) -> NDArray[np.float32]:
+        scores = np.empty(len(self._counts[place]), np.float32)
+        start = self._table.starts[place]
+        token_scores(self._counts[place], self._seen[place], experts, shares, start, self._top_k, scores)
         return scores
 
     def learn(self, place: int, chosen: NDArray[np.int32]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compute_node.kernels import Segment
 from compute_node.models.look_ahead import LOOK_AHEAD_ROWS, LookAhead
-from compute_node.prediction.calibration import Calibration, margins
+from compute_node.prediction.calibration import count_chosen, first_counts, margins, probabilities
 
 __all__ = ["UnionGuess"]
 
@@ -35,7 +35,7 @@ class UnionGuess:
         self._run = run
         self._layers = layers
         self._top_k = top_k
-        self._calibration = [Calibration() for _ in layers]
+        self._counts = [first_counts() for _ in layers]
         self._said: tuple[int, NDArray[np.intp], F32, NDArray[np.bool_]] | None = None
 
     def forget(self) -> None:
@@ -62,7 +62,7 @@ class UnionGuess:
         # A torn read may leave anything in a sum.
         margin = margins(np.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0), self._top_k)
         self._said = place, sample, margin, absent
-        by_nobody = np.prod(1 - self._calibration[place].probability(margin), axis=0)
+        by_nobody = np.prod(1 - probabilities(self._counts[place], margin), axis=0)
         result: F32 = 1 - by_nobody ** np.float32(rows / len(sample))
         return result
 
@@ -74,4 +74,4 @@ class UnionGuess:
         self._said = None
         chosen = np.zeros(margin.shape, np.bool_)
         np.put_along_axis(chosen, routes[sample].astype(np.intp), values=True, axis=1)
-        self._calibration[place].learn(margin[:, absent], chosen[:, absent])
+        count_chosen(self._counts[place], margin, chosen, np.tile(absent, (len(margin), 1)))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from compute_node.bench.drawn_hints import DrawnHints
+from compute_node.bench.drawn_hints import DrawnHints, Precision
 from compute_node.kernels import Matrix
 from compute_node.models.look_ahead import LookAhead, RouterWeights
 from compute_node.prediction.hinting import Hinting
@@ -86,15 +86,14 @@ def test_a_step_that_waits_hints_for_the_next_layer_what_its_router_says_of_the_
     assert len(experts) <= 2 * TOP_K
 
 
-def test_nothing_is_said_where_nothing_is_absent_and_behind_the_last_layer(look):
+def test_nothing_is_said_where_nothing_is_absent_and_by_a_prompt_behind_the_last_layer(look):
     source = Source(missing=False)
     node = hinting(source, look)
     node.begin([5], step=0, decode=True)
-    node.at(0, np.arange(TOP_K, dtype=np.int32)[None])
-    node.meanwhile(0, np.zeros((1, HIDDEN), np.float32))
+    for layer in LAYERS:
+        node.at(layer, np.arange(TOP_K, dtype=np.int32)[None])
+        node.meanwhile(layer, np.zeros((1, HIDDEN), np.float32))
     source.missing = True
-    node.at(3, np.arange(TOP_K, dtype=np.int32)[None])
-    node.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
     node.begin([5] * 4, step=1, decode=False)
     node.meanwhile(3, np.zeros((4, HIDDEN), np.float32))
     assert source.hints == []
@@ -158,21 +157,53 @@ def test_hints_change_no_state_of_the_step(look):
     assert np.array_equal(look.router_logits, before[1])
 
 
+def test_behind_its_last_layer_a_step_hints_for_the_next_one_what_followed_its_token_before(look):
+    source = Source()
+    node = hinting(source, look, Throttle(3, fixed=True))
+    starts = np.arange(len(LAYERS))[:, None] * EXPERTS
+    for step in range(40):
+        # Token 5 is followed by 6, whose first layer chooses the last experts.
+        token = 5 + step % 2
+        first = EXPERTS - TOP_K if token == 6 else 0
+        chosen = np.arange(first, first + TOP_K, dtype=np.int32)
+        node.begin([token], step=step, decode=True)
+        source.hints.clear()
+        for layer in LAYERS:
+            node.at(layer, chosen[None])
+            node.meanwhile(layer, np.zeros((1, HIDDEN), np.float32))
+        node.end(0.1)
+        node._tokens._table.count(token, (chosen + starts).astype(np.int32), previous=None if step == 0 else 11 - token)
+    node.begin([5], step=40, decode=True)
+    source.hints.clear()
+    node.at(3, np.arange(TOP_K, dtype=np.int32)[None])
+    node.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
+    said = {(step, layer): set(experts[:TOP_K]) for step, layer, experts in source.hints}
+    assert said[41, 0] == set(range(EXPERTS - TOP_K, EXPERTS))
+    assert (41, 2) in said
+
+
 @pytest.mark.parametrize(("right", "share"), [(True, 0.75), (False, 0.0)])
 def test_drawn_hints_are_right_as_often_as_they_should_be(right, share):
     rng = np.random.default_rng(1)
     routes = np.stack([rng.permuted(np.arange(EXPERTS, dtype=np.int32))[:TOP_K] for _ in range(900)])
     routes = routes.reshape(300, 3, TOP_K)
     source = Source()
+    precision = Precision((0.9, 0.6), (1.0, 1.0), (0.5, 0.5)).stretched(2)
     hints = DrawnHints(
-        source, LAYERS, EXPERTS, routes, [0.9, 0.6], right=right, throttle=Throttle(fixed=True), lead_seconds=0.1
+        source, LAYERS, EXPERTS, routes, precision, right=right, throttle=Throttle(fixed=True), lead_seconds=0.1
     )
-    hits = []
-    for position in range(300):
+    hits = {"next layer": [], "this token": [], "last token": []}
+    for position in range(299):
         hints.begin([0], step=position, decode=True)
+        hits["this token"] += [expert in routes[position, 0] for expert in source.hints[-2][2]]
         hints.meanwhile(0, np.zeros((1, HIDDEN), np.float32))
+        hits["next layer"] += [expert in routes[position, 1] for expert in source.hints[-1][2]]
         hints.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
-        hits += [expert in routes[position, 1] for expert in source.hints[-1][2]]
+        step, layer, experts = source.hints[-2]
+        assert (step, layer) == (position + 1, 0)
+        hits["last token"] += [expert in routes[position + 1, 0] for expert in experts]
         hints.end(0.1)
-    assert len(source.hints) == 300
-    assert np.mean(hits) == pytest.approx(share, abs=0.06)
+    assert len(source.hints) == 5 * 299
+    assert np.mean(hits["next layer"]) == pytest.approx(share, abs=0.06)
+    assert np.mean(hits["this token"]) == float(right)
+    assert np.mean(hits["last token"]) == pytest.approx(0.5 if right else 0.0, abs=0.06)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compute_node.prediction.calibration import Calibration, margins
+from compute_node.prediction.calibration import count_chosen, first_counts, margins, probabilities
 from compute_node.prediction.correction import Correction
 from compute_node.prediction.layer_guess import LayerGuess
 from compute_node.prediction.token_scores import TokenScores
@@ -57,11 +57,11 @@ def test_exactly_the_highest_scores_lie_above_the_border(scores):
 
 def test_probabilities_become_what_happens():
     rng = np.random.default_rng(3)
-    calibration = Calibration()
+    counts = first_counts()
     for _ in range(3000):
         margin = rng.uniform(-2, 2, EXPERTS).astype(np.float32)
-        calibration.learn(margin, rng.random(EXPERTS) < np.where(margin > 0, 0.7, 0.1))
-    low, high = calibration.probability(np.array([-1.0, 1.0], np.float32))
+        count_chosen(counts, margin, rng.random(EXPERTS) < np.where(margin > 0, 0.7, 0.1), EVERYTHING)
+    low, high = probabilities(counts, np.array([-1.0, 1.0], np.float32))
     assert (low, high) == (pytest.approx(0.1, abs=0.05), pytest.approx(0.7, abs=0.05))
 
 

@@ -261,13 +261,18 @@ def test_what_requests_wait_reaches_the_throttle_once_per_token():
     throttle.token = told.append  # type: ignore[method-assign]
     hand = BrokerByHand(slots=30, most=4, prefetch=PrefetchOptions(throttle=throttle))
     session = hand.session()
-    session.hint(15, layer=3)
     for step in range(3):
+        session.hint(15, layer=3, step=step)
         session.ask(step, step=step)
         hand.clock.advance(0.25)
         hand.drive.land(step)
+    session.hint(15, layer=3, step=7)
     session.ask(0, step=7)
     assert told == [0.25, 0.25, 0.05, 0.05, 0.05, 0.05, 0.05]
+    # What steps cost for which it hinted nothing tells nothing of hints.
+    session.ask(0, step=9)
+    session.ask(0, step=10)
+    assert len(told) == 7
 
 
 def test_several_guesses_that_the_router_disagrees_with_are_taken_back_at_once(hand):

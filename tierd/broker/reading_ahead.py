@@ -106,7 +106,7 @@ class ReadingAhead:
         self._start = start
         self._options = options
         self._read_seconds = 0.0
-        self._hinting: set[int] = set()
+        self._hinting: dict[int, int] = {}  # session -> the last step that it hinted for
         self._costs = {True: TokenCosts(options.throttle), False: TokenCosts(options.guess_throttle)}
 
     @property
@@ -124,8 +124,8 @@ class ReadingAhead:
     def hint(self, session: int, hint: Hint) -> None:
         """Take a session's hint up, as far as it makes sense. From now on nothing is guessed for it."""
         if session not in self._hinting:
-            self._hinting.add(session)
             self._costs[False].ended(session)
+        self._hinting[session] = hint.step
         self._take_up(session, hint, self._options.throttle)
 
     def said(self, session: int, step: int, tokens: Sequence[int]) -> None:
@@ -169,7 +169,9 @@ class ReadingAhead:
             wanted: flat numbers of those that it asks for.
             used: flat numbers of those that it found in RAM besides.
         """
-        self._costs[session in self._hinting].reached(session, step)
+        # A node that leaves off hinting, for a while or for good, shows no difference between levels.
+        compared = self._hinting.get(session, step) >= step - 1
+        self._costs[session in self._hinting].reached(session, step, compared=compared)
         self._take_back(self.book.reached(session, step, layer, wanted))
         self._take_back(flat for flat in list(self.book.reading) if flat not in wanted)
         for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
@@ -193,7 +195,7 @@ class ReadingAhead:
         self.uses.ended(session)
         self._take_back(self.book.ended(session))
         self._costs[session in self._hinting].ended(session)
-        self._hinting.discard(session)
+        self._hinting.pop(session, None)
         if self._options.guesses is not None:
             self._options.guesses.ended(session)
 

@@ -83,6 +83,14 @@ class ChoiceTable:
             return None
         return self._experts[row], np.minimum(self._counts[row] / np.float32(self._seen[row] + 1), np.float32(1))
 
+    def at(self, token: int, layer: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """The same of one layer, by its place: both [places]."""
+        row = self._rows.get(token)
+        if row is None:
+            return None
+        shares = self._counts[row, layer] / np.float32(self._seen[row] + 1)
+        return self._experts[row, layer], np.minimum(shares, np.float32(1), dtype=np.float32)
+
     def as_arrays(self) -> dict[str, NDArray[Any]]:
         """The table's content, for a file: `tokens`, `seen`, `experts`, `counts`, the longest not counted first."""
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))

@@ -18,7 +18,6 @@ from tierd.prefetch.counts import DropReason, PrefetchCounts, Tally
 
 __all__ = ["HintBook", "Hinted", "Wish"]
 
-_MOST_OF_A_SESSION: Final = 256
 _MOST_WAITING: Final = 1024
 
 
@@ -56,6 +55,9 @@ class Hinted:
 class HintBook:
     """All hinted experts that are not decided yet, and the counts of those that are.
 
+    Args:
+        most_of_a_session: hinted experts of one session that may wait.
+
     Attributes:
         counts: see `PrefetchCounts`.
         waiting: not read yet, by flat number.
@@ -63,7 +65,8 @@ class HintBook:
         landed: in RAM and not used yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_of_a_session: int = 256) -> None:
+        self._most_of_a_session = most_of_a_session
         self.counts = PrefetchCounts()
         self.waiting: dict[int, Hinted] = {}
         self.reading: dict[int, Hinted] = {}
@@ -130,7 +133,7 @@ class HintBook:
                 reason = DropReason.EXPIRED
             elif probability < least:
                 reason = DropReason.THROTTLED
-            elif mine >= _MOST_OF_A_SESSION or len(self.waiting) >= _MOST_WAITING:
+            elif mine >= self._most_of_a_session or len(self.waiting) >= _MOST_WAITING:
                 reason = DropReason.OVERFLOW
             if reason is not None:
                 counts.dropped[reason].add(nbytes)
@@ -219,10 +222,10 @@ class HintBook:
 
     def used(self, flat: int) -> None:
         """Somebody uses the expert, or waits for its read. Harmless for one that was not hinted."""
-        for entries, tally in ((self.reading, self.counts.late), (self.landed, self.counts.used)):
-            entry = entries.pop(flat, None)
-            if entry is not None:
-                tally.add(entry.nbytes)
+        if (entry := self.reading.pop(flat, None)) is not None:
+            self.counts.late.add(entry.nbytes)
+        if (entry := self.landed.pop(flat, None)) is not None:
+            self.counts.used.add(entry.nbytes)
 
     def evicted(self, flat: int) -> None:
         """The expert left RAM. Harmless for one that was used, or not hinted."""

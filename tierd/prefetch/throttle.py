@@ -26,9 +26,10 @@ _TRIMMED: Final = 0.1
 class Throttle:
     """A level between 0, off, and the last of `LEAST_PROBABILITY`.
 
-    After a rest, another level is tried in turn with the present one, `_PAIRS` windows of each: the next lower one,
-    the next higher one, or off, one after the other. If the trial changes nothing the next rest is twice as long.
-    Where both cost the same, less speculation wins: it reads less.
+    After a rest, another level is tried in turn with the present one, `_PAIRS` windows of each: off first, since
+    whether speculation pays at all matters most, then the next lower and the next higher one; from off the next higher
+    one and the highest. If the trial changes nothing the next rest is twice as long. Where both cost the same, less
+    speculation wins: it reads less.
 
     Args:
         level: to begin with; the highest if None.
@@ -90,7 +91,8 @@ class Throttle:
 
     def _begin(self) -> None:
         top = len(LEAST_PROBABILITY) - 1
-        others = [level for level in (self.base - 1, self.base + 1, 0 if self.base else top) if 0 <= level <= top]
+        candidates = (0, self.base - 1, self.base + 1) if self.base > 1 else (self.base - 1, self.base + 1, top)
+        others = [level for level in candidates if 0 <= level <= top]
         self._trial = others[self._turns % len(others)]
         self._turns += 1
         self._windows = 0

@@ -27,8 +27,14 @@ class TokenCosts:
         """A request has been answered; it waited so long for a drive."""
         self._waited += seconds
 
-    def reached(self, session: int, step: int) -> None:
-        """A session asks for something in that step; what was waited since the last one is what its tokens cost."""
+    def reached(self, session: int, step: int, *, compared: bool = True) -> None:
+        """A session asks for something in that step; what was waited since the last one is what its tokens cost.
+
+        Args:
+            session: who asks.
+            step: a rising number.
+            compared: whether speculation could have changed these costs; else they tell the throttle nothing.
+        """
         before = self._steps.get(session)
         self._steps[session] = step
         if self._throttle is None:
@@ -37,7 +43,7 @@ class TokenCosts:
             self._throttle.disturbed()
         elif step > before:
             tokens = min(step - before, _MOST_TOKENS_AT_ONCE)
-            for _ in range(tokens):
+            for _ in range(tokens if compared else 0):
                 self._throttle.token(self._waited / tokens)
             self._waited = 0.0
 
