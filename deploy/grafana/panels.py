@@ -238,6 +238,16 @@ _TIERS = {
     ],
 }
 
+_HINTED_RIGHT = (
+    rate("tierd_prefetch_outcomes_total", where='outcome=~"used|late"'),
+    rate("tierd_prefetch_dropped_total", where='reason="overtaken"'),
+)
+_ABSENT = (
+    rate("tierd_prefetch_outcomes_total", where='outcome="used"'),
+    rate("tierd_answers_total", where='outcome=~"misses|joined"'),
+)
+_FORESEEN = f"({' + '.join(_HINTED_RIGHT)}) / ({' + '.join(_ABSENT)})"
+
 _PREFETCH = {
     "Does it pay": [
         Panel(
@@ -273,8 +283,28 @@ _PREFETCH = {
             one(rate("tierd_prefetch_dropped_total", "reason"), "{{reason}}"),
             stacked=True,
         ),
+        Panel(
+            "Foreseen of misses",
+            "percentunit",
+            "Share of the absent experts that somebody had hinted for. Low: hints come too late, or are wrong.",
+            one(_FORESEEN, "share"),
+        ),
+        Panel(
+            "Throttles",
+            "none",
+            "0 is off: speculation does not pay now. 3 is the boldest.",
+            one(value("tierd_prefetch_level", "instance, kind"), "{{instance}} {{kind}}"),
+        ),
         Panel("On their way", "none", "Taken up and not decided.", one(value("tierd_prefetch_pending"), "pending")),
+        Panel("On their way, in bytes", "bytes", "", one(value("tierd_prefetch_pending_bytes"), "pending")),
         Panel("Taken up", "Bps", "Bytes.", one(rate("tierd_prefetch_issued_bytes_total"), "bytes")),
+        Panel(
+            "Given up, in bytes",
+            "Bps",
+            "By reason.",
+            one(rate("tierd_prefetch_dropped_bytes_total", "reason"), "{{reason}}"),
+            stacked=True,
+        ),
     ],
     "Warm start": [
         Panel(

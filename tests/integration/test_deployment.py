@@ -105,9 +105,30 @@ def test_grafana_is_told_where_the_dashboards_lie():
         assert f'"uid": "{source["uid"]}"' in dashboard.read_text()
 
 
+def manifests(name="tierd"):
+    return list(yaml.safe_load_all((DEPLOY / f"kubernetes/{name}.yml").read_text()))
+
+
+def patched_for_far_nodes():
+    """The StatefulSet as `kubectl patch` leaves it: containers and volumes are merged by name."""
+    (stateful,) = [one for one in manifests() if one["kind"] == "StatefulSet"]
+    (patch,) = [one["spec"]["template"]["spec"] for one in manifests("far-daemon")]
+    pod = stateful["spec"]["template"]["spec"]
+    pod["volumes"] += patch["volumes"]
+    (change,) = patch["containers"]
+    (container,) = [one for one in pod["containers"] if one["name"] == change["name"]]
+    for key in ("env", "ports", "volumeMounts"):
+        container[key] = container.get(key, []) + change[key]
+    return stateful
+
+
 @pytest.mark.skipif(not (TOOLS / "kubernetes-validate").exists(), reason="needs kubernetes-validate")
 def test_the_manifests_obey_the_schema(tmp_path):
-    code, said = run(TOOLS / "kubernetes-validate", "--strict", "kubernetes/tierd.yml")
+    patched = tmp_path / "patched.yml"
+    patched.write_text(yaml.safe_dump(patched_for_far_nodes()))
+    code, said = run(
+        TOOLS / "kubernetes-validate", "--strict", "kubernetes/tierd.yml", "kubernetes/far-nodes.yml", patched
+    )
     assert code == 0, said
     wrong = tmp_path / "wrong.yml"
     wrong.write_text((DEPLOY / "kubernetes/tierd.yml").read_text().replace("periodSeconds: 5", "periodSecond: 5"))
@@ -115,7 +136,7 @@ def test_the_manifests_obey_the_schema(tmp_path):
 
 
 def test_the_manifests_fit_together():
-    objects = list(yaml.safe_load_all((DEPLOY / "kubernetes/tierd.yml").read_text()))
+    objects = manifests()
     (stateful,) = [one for one in objects if one["kind"] == "StatefulSet"]
     pod = stateful["spec"]["template"]["spec"]
     assert [container["name"] for container in pod["containers"]] == ["tierd", "node", "agent"]
@@ -138,11 +159,34 @@ def test_the_manifests_fit_together():
     # A PodMonitor is not among Kubernetes' own kinds, so no schema is at hand: what it selects must be there.
     monitor = yaml.safe_load((DEPLOY / "kubernetes/podmonitor.yml").read_text())
     assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (selected,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert selected["operator"] == "In"
+    assert labels[selected["key"]] in selected["values"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in ports
     (secret,) = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
     assert endpoint["authorization"]["credentials"]["name"] == secret
+
+
+def test_far_nodes_find_the_daemon_that_the_patch_lets_listen():
+    experts, api, deployment = manifests("far-nodes")
+    pod, daemon = deployment["spec"]["template"], patched_for_far_nodes()["spec"]["template"]
+    assert api["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    assert api["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert experts["spec"]["selector"].items() <= daemon["metadata"]["labels"].items()
+    (node,), tierd = pod["spec"]["containers"], daemon["spec"]["containers"][0]
+    (port,) = experts["spec"]["ports"]
+    assert port["targetPort"] in {one["name"] for one in tierd["ports"]}
+    assert node["args"][1] == f"{experts['metadata']['name']}:{port['port']}"
+    settings = {one["name"]: one["value"] for one in tierd["env"]}
+    assert settings["TIERD_LISTEN"].endswith(f":{tierd['ports'][0]['containerPort']}")
+    local = next(one for one in daemon["spec"]["containers"] if one["name"] == "node")["args"][1]
+    assert settings["TIERD_LOCAL"] == local
+    volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert {mount["name"] for mount in node["volumeMounts"]} == volumes
+    (monitor,) = manifests("podmonitor")
+    (selected,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert pod["metadata"]["labels"][selected["key"]] in selected["values"]
 
 
 def test_a_daemon_tells_systemd_that_it_is_up_alive_and_stopping(serve, pattern_store, monkeypatch, folder):

@@ -25,7 +25,14 @@ _OUTCOMES = counter(
 _ISSUED_BYTES = counter("tierd_prefetch_issued_bytes", "Bytes of the experts that were taken up.")
 _BYTES = counter("tierd_prefetch_outcome_bytes", "The same in bytes of their records.", "outcome")
 _DROPPED = counter("tierd_prefetch_dropped", "Hinted experts given up by the daemon, by reason.", "reason")
+_DROPPED_BYTES = counter("tierd_prefetch_dropped_bytes", "The same in bytes of their records.", "reason")
 _PENDING = gauge("tierd_prefetch_pending", "Hinted experts taken up and not decided yet.")
+_PENDING_BYTES = gauge("tierd_prefetch_pending_bytes", "The same in bytes of their records.")
+_LEVEL = gauge(
+    "tierd_prefetch_level",
+    "How much is speculated: 0 is off, at 3 an expert is read that is wanted with a probability of 0.1.",
+    "kind",
+)
 
 
 def _outcomes(counts: PrefetchCounts) -> Iterator[tuple[str, Tally]]:
@@ -51,4 +58,8 @@ def prefetch_metrics(ahead: ReadingAhead) -> Iterator[Metric]:
     yield _ISSUED_BYTES.one(counts.issued.bytes)
     yield _BYTES.of(((name,), tally.bytes) for name, tally in _outcomes(counts))
     yield _DROPPED.of(((reason.value,), tally.experts) for reason, tally in counts.dropped.items())
-    yield _PENDING.one(ahead.book.pending().experts)
+    yield _DROPPED_BYTES.of(((reason.value,), tally.bytes) for reason, tally in counts.dropped.items())
+    pending = ahead.book.pending()
+    yield _PENDING.one(pending.experts)
+    yield _PENDING_BYTES.one(pending.bytes)
+    yield _LEVEL.of([(("hints",), ahead.level), (("guesses",), ahead.guess_level)])
