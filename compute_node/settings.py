@@ -36,10 +36,13 @@ class NodeSettings(LayeredSettings):
         experts: how they come from a daemon: `arena`, its memory on the same host; `bytes`, fetched into this node's
             RAM; `worker`, computed beside their store; `auto`: the first of these that is possible here, between the
             last two the faster one.
-        worker: workers of the daemon's store, each HOST:PORT or HOST:PORT=WEIGHT; in the environment with commas.
+        worker: workers of the daemon's store, each HOST:PORT or HOST:PORT=WEIGHT, also `dns:///NAME:PORT`, `ipv4:` with
+            several of which one does the work, or @FILE with the address in it; in the environment with spaces or
+            commas between.
         worker_seconds: after so long another one is asked for what a worker was asked for.
         store_cache: most bytes that a far node keeps on its disk of what it fetched of stores; 0 keeps nothing.
         tls_ca: PEM file of the authorities that sign the certificates of far daemons and workers.
+        tls_name: that these certificates must have, where it is not the name or number by which their host is reached.
         tls_client_cert: PEM file of this node's own certificate, for those that want to see one.
         tls_client_key: PEM file of its key.
         token_file: file with the token that is shown to far daemons and workers.
@@ -79,6 +82,7 @@ class NodeSettings(LayeredSettings):
     worker_seconds: Annotated[float, Field(gt=0, le=600)] = 2.0
     store_cache: str = "16GiB"
     tls_ca: Path | None = None
+    tls_name: str = ""
     tls_client_cert: Path | None = None
     tls_client_key: Path | None = None
     token_file: Path | None = None
@@ -97,7 +101,14 @@ class NodeSettings(LayeredSettings):
     @field_validator("worker", mode="before")
     @classmethod
     def _workers(cls, value: Any) -> Any:
-        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return tuple(
+            worker
+            for word in value.split()
+            for worker in ([word.strip(",")] if word.startswith(("ipv4:", "ipv6:")) else word.split(","))
+            if worker
+        )
 
 
 class WorkerSettings(LayeredSettings):
@@ -109,6 +120,8 @@ class WorkerSettings(LayeredSettings):
         tls_key: PEM file of its key.
         tls_client_ca: PEM file of the authorities whose certificates nodes must have.
         token_file: tokens, one of which nodes must show; its first one is shown to the daemon, if that is far.
+        tls_ca: PEM file of the authorities that sign the daemon's certificate, if that is far.
+        tls_name: that this certificate must have, where it is not the name or number by which its host is reached.
         insecure: listen beyond this host without TLS and tokens.
         max_nodes: nodes at once.
         rows: most rows of one request.
@@ -126,6 +139,8 @@ class WorkerSettings(LayeredSettings):
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     token_file: Path | None = None
+    tls_ca: Path | None = None
+    tls_name: str = ""
     insecure: bool = False
     max_nodes: Annotated[int, Field(ge=1, le=4096)] = 64
     rows: Annotated[int, Field(ge=1, le=1024)] = 64

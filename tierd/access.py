@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,12 @@ __all__ = ["LOCAL_ACCESS", "TOKEN_HEADER", "Access", "read_pem", "read_tokens"]
 TOKEN_HEADER = "authorization"  # noqa: S105 - the header's name, no secret
 _MAX_FILE_BYTES = 1 << 20
 _TOKEN_LENGTHS = (16, 512)
+_SPREAD: list[tuple[str, int | str]] = [
+    # Each call goes to the next of those that can be reached; a session stays with the one that it began with.
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+    # A name is looked up again when the peers that it stood for are gone.
+    ("grpc.dns_min_time_between_resolutions_ms", 2000),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class Access:
         key: PEM file of its key.
         token_file: the first line of this file is shown to every peer.
         plaintext: speak plain text with other hosts, too, where whoever listens can read everything.
+        name: that the peers' certificates must have, where that is not the host's own name or number.
     """
 
     ca: Path | None = None
@@ -39,6 +47,7 @@ class Access:
     key: Path | None = None
     token_file: Path | None = None
     plaintext: bool = False
+    name: str = ""
 
     def channel(self, address: Address) -> grpc.aio.Channel:
         """A channel to a peer; it connects when it is used.
@@ -48,14 +57,17 @@ class Access:
         """
         if (self.certificate is None) != (self.key is None):
             raise UsageError("--tls-client-cert and --tls-client-key go together")
+        options = [*CHANNEL_OPTIONS, *(_SPREAD if address.several else [])]
         if address.path is not None or self.plaintext or (address.local and self.ca is None):
-            return grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(address.target, options=options)
         credentials = grpc.ssl_channel_credentials(
             root_certificates=None if self.ca is None else read_pem(self.ca, "--tls-ca"),
             certificate_chain=None if self.certificate is None else read_pem(self.certificate, "--tls-client-cert"),
             private_key=None if self.key is None else read_pem(self.key, "--tls-client-key"),
         )
-        return grpc.aio.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
+        if self.name:
+            options.append(("grpc.ssl_target_name_override", self.name))
+        return grpc.aio.secure_channel(address.target, credentials, options=options)
 
     def metadata(self, address: Address) -> tuple[tuple[str, str], ...]:
         """What is sent with every call: the token, if there is one and the peer may see it."""

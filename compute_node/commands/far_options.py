@@ -12,11 +12,15 @@ from tierd.access import Access
 from tierd.client.open import FarOptions
 from tierd.option_tables import OptionTable
 
-__all__ = ["FAR", "TlsCa", "far_options"]
+__all__ = ["FAR", "TlsCa", "TlsName", "far_options"]
 
 TlsCa = Annotated[
     Path | None,
     typer.Option("--tls-ca", metavar="FILE", help="Authorities of far daemons' certificates (PEM). Default: gRPC's."),
+]
+TlsName = Annotated[
+    str | None,
+    typer.Option("--tls-name", metavar="NAME", help="That these certificates must have. Default: the host's."),
 ]
 
 FAR: Final[OptionTable] = {
@@ -41,6 +45,7 @@ FAR: Final[OptionTable] = {
         typer.Option("--store-cache", help="Disk for what is fetched of far stores; 0 for none. Default: 16GiB."),
     ],
     "tls_ca": TlsCa,
+    "tls_name": TlsName,
     "tls_client_cert": Annotated[
         Path | None, typer.Option("--tls-client-cert", metavar="FILE", help="This node's own certificate (PEM).")
     ],
@@ -69,5 +74,6 @@ def far_options(settings: NodeSettings) -> FarOptions:
             key=settings.tls_client_key,
             token_file=settings.token_file,
             plaintext=settings.plaintext,
+            name=settings.tls_name,
         ),
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from compute_node.commands import options
-from compute_node.commands.far_options import TlsCa
+from compute_node.commands.far_options import TlsCa, TlsName
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.settings import WorkerSettings
 from compute_node.worker.expert_work import ExpertWork
@@ -41,6 +41,8 @@ OPTIONS: Final[OptionTable] = {
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="Nodes must show one of these tokens, one a line."),
     ],
+    "tls_ca": TlsCa,
+    "tls_name": TlsName,
     "insecure": Annotated[
         bool | None, typer.Option("--insecure", help="Listen beyond this host without TLS and tokens.")
     ],
@@ -64,7 +66,6 @@ def worker(
     store: options.Store,
     *,
     given: Given,
-    tls_ca: TlsCa = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file; its table `worker` gives defaults.")
     ] = None,
@@ -94,7 +95,7 @@ def worker(
         in_process=settings.in_process,
         arena=settings.arena,
         patience=settings.patience,
-        far=FarOptions(access=Access(ca=tls_ca, token_file=settings.token_file)),
+        far=FarOptions(access=Access(ca=settings.tls_ca, token_file=settings.token_file, name=settings.tls_name)),
         tell=_say,
     )
     with (

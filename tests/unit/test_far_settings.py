@@ -16,6 +16,7 @@ WANTED = {
     "worker_seconds": 0.5,
     "store_cache": "1GiB",
     "tls_ca": Path("ca.pem"),
+    "tls_name": "store.example",
     "token_file": Path("token"),
     "plaintext": True,
 }
@@ -26,6 +27,7 @@ worker = ["a:1=2", "b:2"]
 worker_seconds = 0.5
 store_cache = "1GiB"
 tls_ca = "ca.pem"
+tls_name = "store.example"
 token_file = "token"
 plaintext = true
 """
@@ -48,14 +50,22 @@ def test_every_way_of_telling_it_comes_to_the_same(way, monkeypatch, tmp_path):
     far = far_options(settings)
     far.check()
     assert (far.experts, far.workers, far.worker_seconds) == ("worker", ("a:1=2", "b:2"), 0.5)
-    assert (far.access.ca, far.access.token_file, far.access.plaintext) == (Path("ca.pem"), Path("token"), True)
+    assert (far.access.ca, far.access.name) == (Path("ca.pem"), "store.example")
+    assert (far.access.token_file, far.access.plaintext) == (Path("token"), True)
+
+
+def test_lists_of_workers_in_the_environment_are_parted_by_spaces(monkeypatch):
+    monkeypatch.setenv("TIERD_NODE_WORKER", "a:1,b:2=3 ipv4:10.0.0.1:1,10.0.0.2:1=2, dns:///c:1")
+    found = NodeSettings.load(config=None, table="node", flags={}).worker
+    assert found == ("a:1", "b:2=3", "ipv4:10.0.0.1:1,10.0.0.2:1=2", "dns:///c:1")
 
 
 def test_a_worker_is_told_in_the_same_ways(monkeypatch, tmp_path):
     monkeypatch.setenv("TIERD_WORKER_LISTEN", "127.0.0.1:1")
     config = tmp_path / "worker.toml"
-    config.write_text("[worker]\nlisten = '127.0.0.1:2'\nmax_nodes = 3\n")
+    config.write_text("[worker]\nlisten = '127.0.0.1:2'\nmax_nodes = 3\ntls_ca = 'ca.pem'\n")
     settings = WorkerSettings.load(config=config, table="worker", flags={"rows": 7})
     assert (settings.listen, settings.max_nodes, settings.rows) == ("127.0.0.1:1", 3, 7)
+    assert settings.tls_ca == Path("ca.pem")
     with pytest.raises(UsageError, match="rows"):
         WorkerSettings.load(config=None, table="worker", flags={"rows": 0})

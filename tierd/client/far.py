@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from tierd.access import LOCAL_ACCESS, Access
-from tierd.addresses import Address, parse_address
+from tierd.addresses import Address, parse_target
 from tierd.client.bytes_source import BytesSource
 from tierd.client.loop_thread import LoopThread
 from tierd.client.remote_store import RemoteStore
@@ -37,7 +37,8 @@ class FarOptions:
     Attributes:
         experts: `arena`: the memory of a daemon on the same host; `bytes`: fetched into this node's RAM; `worker`:
             computed beside their store; `auto`: the first of these that is possible, between the last two the faster.
-        workers: of the daemon's store, each HOST:PORT or HOST:PORT=WEIGHT.
+        workers: of the daemon's store, each HOST:PORT or HOST:PORT=WEIGHT; or, in place of an address, several equals
+            of which one does the work, or @FILE, see `tierd.addresses.Address`.
         worker_seconds: after so long another one is asked for what a worker was asked for.
         store_cache: most bytes on this host's disk of what was fetched of stores; 0 keeps nothing.
         access: how daemon and workers are reached.
@@ -130,7 +131,7 @@ def _parse_worker(text: str) -> tuple[Address, float]:
     """`HOST:PORT=WEIGHT`; UsageError for anything else."""
     place, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
     try:
-        return parse_address(place, option="--worker"), float(weight)
+        return parse_target(place, option="--worker"), float(weight)
     except ValueError:
         raise UsageError(f"--worker {text}: {weight!r} is no weight", hint="Such as HOST:PORT=2.") from None
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tierd.addresses import Address, parse_address
+from tierd.addresses import Address, parse_target
 from tierd.client.arena_source import ArenaSource
 from tierd.client.far import FarOptions, open_far
 from tierd.client.in_process import InProcess
@@ -38,7 +38,8 @@ def open_source(
     """The experts of STORE.
 
     Args:
-        store: a directory (a private daemon is started, and stopped by `close`), `unix:PATH`, or `HOST:PORT`.
+        store: a directory (a private daemon is started, and stopped by `close`), `unix:PATH`, `HOST:PORT`, or several
+            daemons of one store, see `tierd.addresses.Address`.
         name: this node's name, for operators.
         numerics: of the node's kernels.
         kernel_path: of the node's kernels.
@@ -83,16 +84,15 @@ def open_source(
         except BaseException:
             daemon.stop()
             raise
-    if not store.startswith("unix:") and ":" not in store:
+    if not store.startswith("@") and ":" not in store:
         raise UsageError(
             f"STORE: {store} is no directory", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon."
         )
-    address = parse_address(store, option="STORE")
+    address = parse_target(store, option="STORE").now()
     if in_process:
         raise UsageError(f"--in-process goes with a store's directory, not with the daemon at {address}")
     loop = LoopThread.shared()
-    near = far.experts == "arena" or (far.experts == "auto" and not far.workers and address.local)
-    if near:
+    if _near(address, far):
         try:
             return _open_arena(
                 address,
@@ -122,6 +122,14 @@ def open_source(
         loop=loop,
         tell=say,
     )
+
+
+def _near(address: Address, far: FarOptions) -> bool:
+    """Whether to map the daemon's memory."""
+    if address.several and far.experts == "arena":
+        raise UsageError(f"--experts arena goes with the address of one daemon, not with {address}")
+    alone = address.local and not address.several
+    return far.experts == "arena" or (far.experts == "auto" and not far.workers and alone)
 
 
 class _OutOfReach(Exception):

@@ -99,9 +99,10 @@ class WorkerLink:
 
     async def _session(self) -> None:
         """One stream, from its hello to its end; always ends by an error."""
-        async with self._access.channel(self.address) as channel:
+        address = self.address.now()
+        async with self._access.channel(address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            call = stub.Compute(metadata=self._access.metadata(self.address))
+            call = stub.Compute(metadata=self._access.metadata(address))
             writing: asyncio.Task[None] | None = None
             try:
                 async with asyncio.timeout(_HELLO_SECONDS):

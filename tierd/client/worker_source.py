@@ -132,7 +132,7 @@ class WorkerSource(NothingAhead):
         self.bytes_sent = self.bytes_received = 0
         geometry = self.store.manifest.geometry
         self._geometry = geometry
-        self._ranks = rank_workers([(str(address), weight) for address, weight in workers], geometry.experts_total)
+        self._ranks = rank_workers([(address.name, weight) for address, weight in workers], geometry.experts_total)
         self._patience = patience
         self._loop = loop
         self._tell = tell
