@@ -161,6 +161,13 @@ class ServeSettings(LayeredSettings):
     deadline_seconds: float = Field(60.0, gt=0, le=3600, description="bound on an answer where the node names none")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="bound on a graceful stop")
     max_sessions: int = Field(64, ge=1, le=4096, description="compute nodes at once")
+    session_experts: int | None = Field(
+        None, ge=1, description="experts that one node may hold at once because it asked; without it, what fits"
+    )
+    session_read_bytes: str = Field(
+        "", description="bytes of one node's reads at the drives: an amount; without it, what its turns allow"
+    )
+    session_hints: int = Field(256, ge=0, le=1024, description="hinted experts of one node that wait to be read")
     keepalive_seconds: float = Field(
         10.0, ge=0.1, le=3600, description="silence after which a node is asked for a sign of life"
     )

@@ -46,13 +46,13 @@ def check_attempts(world: World) -> None:
         if state is SlotState.ABANDONED:
             assert slot in busy, f"slot {slot} stays abandoned though its read returned"
         elif state is SlotState.FILLING and slot not in busy:
-            wanted = world.device.flying.keys() | world.broker._fair.waiting
+            wanted = world.device.flying.keys() | world.broker.fair.waiting
             assert slots._experts[slot] in wanted, f"slot {slot} waits for no read"
 
 
 def check_reads(world: World) -> set[int]:
     """Single flight: what the broker reads is what it asked for, once, and is not published yet. Returns these."""
-    waiting = world.broker._fair.waiting
+    waiting = world.broker.fair.waiting
     assert not waiting & world.device.flying.keys(), "a read that waits for its turn has begun"
     assert not waiting or world.device.flying, "reads wait for their turn, and none runs"
     wanted = {asked.flats[expert] for _, asked in world.ledger.open_acquires() for expert in asked.unanswered}

@@ -8,8 +8,10 @@ from random import Random
 
 from simulation.drive import DriveHabits
 from simulation.node import NodeHabits
+from simulation.records import RECORD_BYTES
 from simulation.unasked_node import UnaskedHabits
 
+from tierd.broker.quota import NO_QUOTA, SessionQuota
 from tierd.policy.policies import POLICIES
 
 __all__ = ["SCENARIOS", "Scenario"]
@@ -42,6 +44,7 @@ class Scenario:
         guesses: the daemon guesses for nodes that send no hints.
         patience: most ticks after which a node cancels, moves on or dies.
         life_line: seconds after which the death of a silent node is noticed.
+        quota: of each session.
     """
 
     layers: int
@@ -66,6 +69,7 @@ class Scenario:
     guesses: bool = False
     patience: int = 12
     life_line: float = 2.0
+    quota: SessionQuota = NO_QUOTA
 
 
 def _steady(rng: Random) -> Scenario:
@@ -142,7 +146,9 @@ def _rude_nodes(rng: Random) -> Scenario:
     drive = DriveHabits(workers=rng.randint(1, 4), slowest=rng.choice((4, 24)), hang=rng.choice((0, 0.05)))
     layers, experts, most = rng.randint(1, 3), rng.randint(3, 6), rng.randint(1, slots)
     # At a small depth, reads that are given up have not begun yet.
-    return Scenario(layers, experts, slots, most, nodes, (drive,), depth=rng.choice((1, 4)))
+    depth = rng.choice((1, 4))
+    quota = SessionQuota(rng.choice((None, 1, most)), rng.choice((None, 1, 2 * RECORD_BYTES)))
+    return Scenario(layers, experts, slots, most, nodes, (drive,), depth=depth, quota=quota)
 
 
 def _mirrors(rng: Random) -> Scenario:

@@ -80,6 +80,7 @@ class World:
                 guesses=self._guesses(scenario),
                 guess_throttle=Throttle() if scenario.throttled else None,
             ),
+            quota=scenario.quota,
         )
         self.actors: list[Actor] = []
         self._sessions = 0

@@ -71,6 +71,37 @@ def test_a_read_that_one_of_two_gave_up_comes_in_the_others_turn():
     assert begun == [0, 1, 2, 30, 3, 31, 4]
 
 
+def test_a_session_with_its_bytes_at_the_drives_lets_others_pass():
+    begun = []
+    reads = FairReads(begun.append, lambda: 2, lambda: 4, lambda flat: 10 if flat < 100 else 25, most_bytes=40)
+    reads.begin(1, [1, 2, 100, 3])
+    reads.begin(2, [200, 101])
+    # 45 bytes would be too many for the first session, and 50 for the second.
+    assert begun == [1, 2, 200]
+    assert reads.held == 2
+    reads.ended(200)
+    assert begun == [1, 2, 200, 101]
+    reads.ended(1)
+    assert begun[4:] == [100]
+    assert reads.given_up(3, [2]) is False  # it is the other's now, who has room for it
+    reads.ended(2)
+    assert begun[5:] == [3]
+    assert reads.held == 3
+    for flat in (101, 100, 3):
+        reads.ended(flat)
+    assert not reads._flying
+    assert not reads._held
+
+
+def test_a_read_larger_than_the_quota_goes_alone():
+    begun = []
+    reads = FairReads(begun.append, lambda: 1, lambda: 4, lambda _flat: 50, most_bytes=40)
+    reads.begin(1, [1, 2])
+    assert begun == [1]
+    reads.ended(1)
+    assert begun == [1, 2]
+
+
 def test_reads_that_end_at_once_do_not_pile_up_on_the_stack():
     begun = []
 

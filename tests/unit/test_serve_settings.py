@@ -42,6 +42,7 @@ def test_a_file_without_the_table_changes_nothing(load):
         ("[serve]\narenas = 1", ["arenas", "[serve]"]),
         ("[serve]\nmax_sessions = 0", ["max_sessions", "--max-sessions", "TIERD_MAX_SESSIONS"]),
         ('[serve]\nkeepalive_seconds = "soon"', ["keepalive_seconds"]),
+        ("[serve]\nsession_experts = 0", ["session_experts", "--session-experts", "TIERD_SESSION_EXPERTS"]),
         ("serve = 3", ["[serve]", "table"]),
         ("[serve", ["tierd.toml"]),
     ],

@@ -25,6 +25,7 @@ from functools import partial
 
 from tierd.broker.fair_reads import FairReads
 from tierd.broker.interfaces import Catalogue, ResidentMemory, SessionMemory
+from tierd.broker.quota import NO_QUOTA, SessionQuota
 from tierd.broker.reading_ahead import PrefetchOptions, ReadingAhead
 from tierd.broker.records import Acquire, Reading, Resident, Session, check_request
 from tierd.broker.residents import ClearingOut, Residents
@@ -55,12 +56,13 @@ class Broker:
         sessions: SessionMemory | None = None,
         on_wait: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None,
         prefetch: PrefetchOptions | None = None,
+        quota: SessionQuota = NO_QUOTA,
     ) -> None:
         if not 1 <= max_experts_per_acquire <= memory.slots:
             raise LimitExceeded(
                 f"an acquire may name 1 to {memory.slots} experts (the arena's slots), not {max_experts_per_acquire}"
             )
-        book = HintBook()
+        book, options = HintBook(quota.hints), prefetch or PrefetchOptions()
         self._stats = BrokerStats(prefetch=book.counts)
         self._catalogue = catalogue
         self._memory = memory
@@ -83,12 +85,14 @@ class Broker:
             reading=self._reading,
             sessions=self._sessions,
             start=self._read,
-            options=prefetch or PrefetchOptions(),
+            options=options,
         )
         self.background = self.ahead.background
-        self._fair = FairReads(self._submit, lambda: len(self._sessions), (prefetch or PrefetchOptions()).depth)
+        terms = (self._submit, lambda: len(self._sessions), options.depth, lambda flat: catalogue.record(flat).nbytes)
+        self.fair = FairReads(*terms, most_bytes=quota.read_bytes)
         self._unasked.used = self.ahead.used
-        self.max_experts_per_acquire = self._resident.most_at_once = max_experts_per_acquire
+        self._quota = quota
+        self.max_experts_per_acquire = self._resident.most_at_once = quota.most(max_experts_per_acquire)
         self._queue: deque[Acquire] = deque()
         self._clearing = ClearingOut(self._resident, memory, clock, lambda: len(self._reading), self._admit)
 
@@ -240,7 +244,7 @@ class Broker:
         Returns:
             Sessions that were told more than fits now. They must be ended; their nodes come back.
         """
-        self.max_experts_per_acquire = self._resident.most_at_once = max_experts_per_acquire
+        self.max_experts_per_acquire = self._resident.most_at_once = self._quota.most(max_experts_per_acquire)
         self._clearing.begin()
         return [session.id for session in self._sessions.values() if session.most > self._memory.slots]
 
@@ -275,7 +279,7 @@ class Broker:
             if (reading := self._reading.get(flat)) is not None:
                 self._use(acquire, flat)
                 reading.waiters.append(acquire)
-                self._fair.joined(acquire.session.id, flat)
+                self.fair.joined(acquire.session.id, flat)
             else:
                 starting.append(flat)
         for flat, slot in zip(starting, self._resident.make_room(len(starting)), strict=True):
@@ -284,7 +288,7 @@ class Broker:
             self._begin_read(flat, Reading(slot, [acquire], begun=self._clock.time()))
         if hits:
             acquire.session.listener.answered(acquire.request.id, hits, [])
-        self._fair.begin(acquire.session.id, starting)
+        self.fair.begin(acquire.session.id, starting)
         self._settle(acquire)
 
     def _use(self, acquire: Acquire, flat: int) -> None:
@@ -336,7 +340,7 @@ class Broker:
                 granted = self._grant(acquire, resident, acquire.wanted[flat], acquire.pending.pop(flat))
                 acquire.session.listener.answered(acquire.request.id, [granted], [])
                 self._settle(acquire)
-        self._fair.ended(flat)
+        self.fair.ended(flat)
         self._admit()
 
     # Grants and answers.
@@ -376,7 +380,7 @@ class Broker:
             for flat in rest:
                 reading = self._reading[flat]
                 reading.waiters.remove(acquire)
-                if self._fair.given_up(flat, [waiter.session.id for waiter in reading.waiters]):
+                if self.fair.given_up(flat, [waiter.session.id for waiter in reading.waiters]):
                     self.ahead.undo(flat, reading.slot)
         self._refuse(acquire, rest, reason, detail, tell=tell)
 
@@ -391,10 +395,5 @@ class Broker:
 
     def _expire(self, acquire: Acquire) -> None:
         acquire.timer = None
-        where = "for room in the arena" if acquire.queued else "for the drive"
-        detail = (
-            f"layer {acquire.request.layer}: {len(acquire.unanswered)} experts did not come within "
-            f"{acquire.request.deadline:g} s; the request was waiting {where}"
-        )
-        self._refuse_rest(acquire, Reason.DEADLINE_EXCEEDED, detail, tell=True)
+        self._refuse_rest(acquire, Reason.DEADLINE_EXCEEDED, acquire.too_late(), tell=True)
         self._admit()

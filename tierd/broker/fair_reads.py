@@ -23,15 +23,33 @@ class FairReads:
         submit: hands a read to the drives; the read may end before this returns.
         sessions: tells how many there are.
         depth: tells how many reads keep all drives busy.
+        size: bytes of a read.
+        most_bytes: of one session's reads at the drives, beyond the first; None: no bound but its turns.
+
+    Attributes:
+        held: reads that waited because their session had as many bytes at the drives as it may.
     """
 
-    def __init__(self, submit: Callable[[int], None], sessions: Callable[[], int], depth: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        submit: Callable[[int], None],
+        sessions: Callable[[], int],
+        depth: Callable[[], int],
+        size: Callable[[int], int] = lambda _flat: 1,
+        *,
+        most_bytes: int | None = None,
+    ) -> None:
+        self.held = 0
         self._submit = submit
         self._sessions = sessions
         self._depth = depth
+        self._size = size
+        self._most_bytes = most_bytes
         self._waiting: OrderedDict[int, deque[int]] = OrderedDict()
         self._owner: dict[int, int] = {}
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}  # the session whose turn it was
+        self._flying: dict[int, int] = {}  # bytes of each session's running reads
+        self._held: set[int] = set()
         self._going_on = False
 
     def __len__(self) -> int:
@@ -75,7 +93,11 @@ class FairReads:
 
     def ended(self, flat: int) -> None:
         """A read ended, whoever wanted it."""
-        self._running.discard(flat)
+        session = self._running.pop(flat, None)
+        if session is not None:
+            self._flying[session] -= self._size(flat)
+            if not self._flying[session]:
+                del self._flying[session]
         self._go_on()
 
     def _go_on(self) -> None:
@@ -83,16 +105,30 @@ class FairReads:
             return
         self._going_on = True
         try:
-            while self._waiting and (self._sessions() <= 1 or len(self._running) < _PER_DEPTH * self._depth()):
-                session, flats = next(iter(self._waiting.items()))
-                flat = flats[0]
+            while self._sessions() <= 1 or len(self._running) < _PER_DEPTH * self._depth():
+                session = next(filter(self._may_read, self._waiting), None)
+                if session is None:
+                    return
+                flat = self._waiting[session][0]
                 self._leave(session, flat)
                 if session in self._waiting:
                     self._waiting.move_to_end(session)
-                self._running.add(flat)
+                self._running[flat] = session
+                self._flying[session] = self._flying.get(session, 0) + self._size(flat)
                 self._submit(flat)
         finally:
             self._going_on = False
+
+    def _may_read(self, session: int) -> bool:
+        """Whether the next read of a waiting session fits into its quota."""
+        flying = self._flying.get(session, 0)
+        flat = self._waiting[session][0]
+        if self._most_bytes is None or not flying or flying + self._size(flat) <= self._most_bytes:
+            return True
+        if flat not in self._held:
+            self._held.add(flat)
+            self.held += 1
+        return False
 
     def _join(self, session: int, flats: Sequence[int]) -> None:
         self._waiting.setdefault(session, deque()).extend(flats)
@@ -102,5 +138,6 @@ class FairReads:
         flats = self._waiting[session]
         flats.remove(flat)
         del self._owner[flat]
+        self._held.discard(flat)
         if not flats:
             del self._waiting[session]

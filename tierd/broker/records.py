@@ -64,6 +64,14 @@ class Acquire:
         """Flat numbers of what is not decided."""
         return self.wanted if self.queued else self.pending
 
+    def too_late(self) -> str:
+        """What the node is told when its deadline has passed."""
+        where = "for room in the arena" if self.queued else "for the drive"
+        return (
+            f"layer {self.request.layer}: {len(self.unanswered)} experts did not come within "
+            f"{self.request.deadline:g} s; the request was waiting {where}"
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Session:

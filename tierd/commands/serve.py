@@ -126,6 +126,16 @@ OPTIONS: Final[OptionTable] = {
     ],
     "drain_seconds": Annotated[float | None, typer.Option(help="Bound on a graceful stop. Default: 10.")],
     "max_sessions": Annotated[int | None, typer.Option(help="Compute nodes at once. Default: 64.")],
+    "session_experts": Annotated[
+        int | None, typer.Option(help="Experts that one node may hold at once because it asked. Default: what fits.")
+    ],
+    "session_read_bytes": Annotated[
+        str | None,
+        typer.Option(help="Bytes of one node's reads at the drives, such as 64MiB. Default: what its turns allow."),
+    ],
+    "session_hints": Annotated[
+        int | None, typer.Option(help="Hinted experts of one node that wait to be read. Default: 256.")
+    ],
     "keepalive_seconds": Annotated[
         float | None, typer.Option(help="Silence after which a node is asked for a sign of life. Default: 10.")
     ],

@@ -34,6 +34,7 @@ _REGRETS = histogram(
 )
 _QUEUED = gauge("tierd_queued_acquires", "Layers that wait for room in the arena.")
 _READING = gauge("tierd_reads_running", "Experts being read for the arena.")
+_HELD = counter("tierd_held_reads", "Reads that waited since their node had as many bytes at the drives as it may.")
 _EXPERT_WAIT = histogram(
     "tierd_expert_wait_seconds",
     "From an expert being asked for to it being readable, by how it was come by.",
@@ -61,6 +62,7 @@ def broker_metrics(broker: Broker, activity: Activity) -> Iterator[Metric]:
     yield _REGRETS.spread([((), activity.regrets)])
     yield _QUEUED.one(broker.queued)
     yield _READING.one(broker.reading)
+    yield _HELD.one(broker.fair.held)
     yield _EXPERT_WAIT.spread(((outcome.value,), found) for outcome, found in activity.expert_waits.items())
     yield _LAYER_WAIT.spread(((phase.value,), found) for phase, found in activity.layer_waits.items())
     yield _WARM_LEFT.one(len(broker.background))

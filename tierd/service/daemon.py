@@ -16,6 +16,7 @@ from tierd.addresses import Address, parse_address, runtime_directory
 from tierd.api import admin_pb2
 from tierd.arena.arena import Arena
 from tierd.broker.broker import Broker
+from tierd.broker.quota import SessionQuota
 from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.errors import UsageError
 from tierd.listening import check_local
@@ -44,6 +45,7 @@ from tierd.service.session_service import SessionService
 from tierd.service.statistics import statistics
 from tierd.service.store_service import StoreService
 from tierd.settings import PrefetchMode, ServeSettings
+from tierd.sizes import parse_bytes
 from tierd.store.store import ExpertStore
 
 __all__ = ["RAM_TIER", "Daemon", "Running"]
@@ -88,6 +90,7 @@ class Daemon:
             check_local(self._http_address, option="--http")
         # Wrong options are found before anything is made; the spare slots are known when the drives are.
         arena_size(settings, facts_of(store, settings, 0), store.manifest.dense_bytes)
+        self._quota = _quota(settings)
         self._remembering = Remembering(store, settings, make_policy(settings.policy))
         self._stopping = asyncio.Event()
         self._notifier = Notifier()
@@ -147,6 +150,7 @@ class Daemon:
             max_experts_per_acquire=wave_size(arena.slots, store.geometry.top_k),
             sessions=attacher,
             prefetch=self._prefetch_options(),
+            quota=self._quota,
             on_wait=activity.waited,
         )
         self._remembering.serve(broker)
@@ -329,6 +333,15 @@ class Daemon:
             if interval is not None and now - told >= interval - _LAG_SECONDS:
                 told = now
                 self._notifier.send("WATCHDOG=1")
+
+
+def _quota(settings: ServeSettings) -> SessionQuota:
+    given = settings.session_read_bytes
+    return SessionQuota(
+        experts=settings.session_experts,
+        read_bytes=parse_bytes(given, option="--session-read-bytes") if given else None,
+        hints=settings.session_hints,
+    )
 
 
 def _attach_path(address: Address) -> Path:
