@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from scripted_drives import NBYTES, SECONDS, Hang, World
 
+from tierd.devices.speed import DriveSpeed
+
 
 def test_a_hanging_read_is_served_elsewhere_within_a_second_and_the_drive_is_left_alone():
     world = World("a", "b", a=lambda _read, _number: Hang())
@@ -92,7 +94,7 @@ def test_a_ten_times_slower_second_drive_costs_nothing(slow_from):
         world = World(*names)
         if "b" in names:
             world.devices["b"].script = lambda _read, _number: 10 * SECONDS if world.slow else SECONDS
-            world.drives["b"].speed._bandwidth = NBYTES / SECONDS / (10 if slow_from == 0 else 1)
+            world.drives["b"].speed = DriveSpeed(NBYTES / SECONDS / (10 if slow_from == 0 else 1))
         world.slow = slow_from == 0
         taken = []
         for expert in range(300):
@@ -127,7 +129,7 @@ def test_a_drive_that_was_slow_for_a_while_is_found_to_be_fast_again():
 
 def test_measuring_a_slow_drive_again_costs_few_reads_and_no_waiting():
     world = World("a", "b", remeasure=True, b=lambda _read, _number: 20 * SECONDS)
-    world.drives["b"].speed._bandwidth /= 20
+    world.drives["b"].speed = DriveSpeed(world.drives["b"].speed.bandwidth / 20)
     waited = []
     for expert in range(300):
         began = world.clock.time()
@@ -144,7 +146,7 @@ def test_measuring_a_slow_drive_again_costs_few_reads_and_no_waiting():
 
 def test_a_drive_found_to_hang_while_it_is_measured_is_quarantined():
     world = World("a", "b", remeasure=True, b=lambda _read, _number: Hang())
-    world.drives["b"].speed._bandwidth /= 10
+    world.drives["b"].speed = DriveSpeed(world.drives["b"].speed.bandwidth / 10)
     for expert in range(10):
         assert world.fetch(expert, within=0.5) == [None]
     assert world.stats("b").stalls == 1
@@ -163,7 +165,7 @@ def test_a_drive_that_falls_silent_under_a_long_queue_is_found_out_at_once():
     for name, device in world.devices.items():
         device.free_workers = 1
         device.script = lambda _read, number, name=name: Hang() if name == "a" and number == 1 else slow
-        world.drives[name].speed._bandwidth = NBYTES / slow
+        world.drives[name].speed = DriveSpeed(NBYTES / slow)
     assert world.fetch(*range(8), within=2.0) == [None] * 8
     assert world.stats("a").stalls == 1
     world.devices["a"].release()

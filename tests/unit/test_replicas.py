@@ -9,6 +9,7 @@ import structlog
 from scripted_drives import NBYTES, SECONDS, Hang, ScriptedDrive, World, fails_first, io_error
 
 from tierd.devices.drive import Drive
+from tierd.devices.speed import DriveSpeed
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError, UsageError
 
 
@@ -132,7 +133,7 @@ def test_an_expert_that_no_drive_can_give_is_logged_once_until_it_was_read_again
 def test_records_of_a_partial_fast_mirror_come_from_it_when_the_primary_is_slow():
     world = World("primary", "mirror", primary=lambda _read, _number: 10 * SECONDS)
     world.drives["mirror"].shards = frozenset({1})
-    world.drives["primary"].speed._bandwidth /= 10
+    world.drives["primary"].speed = DriveSpeed(world.drives["primary"].speed.bandwidth / 10)
     for first in range(0, 200, 4):
         assert world.fetch(*range(first, first + 4)) == [None] * 4
     from_mirror = world.devices["mirror"].begun

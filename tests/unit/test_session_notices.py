@@ -53,6 +53,15 @@ async def test_the_first_answer_and_the_last_few_leave_at_once_and_those_between
     assert stream.messages == [(1, [0]), (1, [1, 2, 3, 4, 5]), (1, [6]), (1, [7])]
 
 
+@pytest.mark.parametrize(("experts", "pauses"), [(8, 1), (16, 1), (32, 2), (64, 4), (256, 4)])
+async def test_the_more_experts_are_asked_for_the_fewer_messages_tell_of_them(told, experts, pauses):
+    session, _ = told
+    loop = asyncio.get_running_loop()
+    session.asked(1, experts)
+    await lands(session, 1, 0)
+    assert session._paced.when() - loop.time() == pytest.approx(3600.0 * pauses, abs=60.0)
+
+
 async def test_a_new_acquire_does_not_wait_for_the_pause_of_the_last_one(told):
     session, stream = told
     session.asked(1, 8)
@@ -90,7 +99,7 @@ async def test_a_pause_ends(told, monkeypatch):
     session.asked(1, 8)
     await lands(session, 1, 0)
     await lands(session, 1, 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(stream.messages) < 2:  # noqa: ASYNC110, the session knows nothing of the test
             await asyncio.sleep(0.001)
     assert stream.messages == [(1, [0]), (1, [1])]

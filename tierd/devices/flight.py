@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from tierd.clock import Clock, Timer
+from tierd.devices.alarms import Alarm, Alarms
 from tierd.devices.device import AttemptMemory, ReadDone, RecordRead
 from tierd.devices.drive import Drive
 from tierd.devices.failure import MAX_RETRIES, is_transient, retry_delay, verdict
@@ -24,14 +25,13 @@ __all__ = ["Fleet", "Flight"]
 
 _NO_SPARE_WAIT: Final = 0.1
 _SECOND_LOOK: Final = 0.002
-_EARLY: Final = 1e-6
-"""Timers of coarse clocks may fire this much early."""
 
 
 class Fleet(Protocol):
     """What a flight asks of the drives as a whole."""
 
     clock: Clock
+    alarms: Alarms
     budget: HedgeBudget
     closing: bool
 
@@ -63,7 +63,7 @@ class _Attempt:
     hedge: bool
     stalled: bool = False
     looked: bool = False
-    timer: Timer | None = None
+    alarm: Alarm | None = None
 
 
 class Flight:
@@ -72,6 +72,11 @@ class Flight:
     Attributes:
         first_slot: the slot that the broker gave.
     """
+
+    __slots__ = (
+        "_done", "_errors", "_fleet", "_idle", "_memory", "_over", "_read", "_retries", "_retry_timer", "_running",
+        "_tried", "first_slot",
+    )  # fmt: skip
 
     def __init__(self, fleet: Fleet, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
         self.first_slot = slot
@@ -126,17 +131,17 @@ class Flight:
         attempt = _Attempt(drive, self._idle.pop(), expected, patience, hedge)
         self._tried.add(drive.name)
         self._running[attempt.slot] = attempt
-        self._look_again(attempt, patience.next_look - now)
+        self._look_at(attempt, patience.next_look)
         drive.device.submit(self._read, attempt.slot, self._memory, partial(self._landed, attempt))
 
-    def _look_again(self, attempt: _Attempt, delay: float) -> None:
-        attempt.timer = self._fleet.clock.call_later(delay, partial(self._look, attempt))
+    def _look_at(self, attempt: _Attempt, moment: float) -> None:
+        attempt.alarm = self._fleet.alarms.at(moment, partial(self._look, attempt))
 
     def _landed(self, attempt: _Attempt, error: DriveError | None, slot: int) -> None:
         drive = attempt.drive
         del self._running[slot]
-        if attempt.timer is not None:
-            attempt.timer.cancel()
+        if attempt.alarm is not None:
+            attempt.alarm.cancel()
         if attempt.stalled:
             drive.hanging -= 1
         else:
@@ -224,14 +229,14 @@ class Flight:
     def _look(self, attempt: _Attempt) -> None:
         """The attempt has not ended: it is late, or it hangs."""
         now = self._fleet.clock.time()
-        attempt.timer = None
+        attempt.alarm = None
         if attempt.stalled:
             self._rescue(attempt)
             return
-        if not attempt.looked and now + _EARLY >= attempt.patience.next_look:
+        if not attempt.looked and now >= attempt.patience.next_look:
             # Whoever calls us may be late itself, with the answer already waiting behind this call.
             attempt.looked = True
-            self._look_again(attempt, _SECOND_LOOK)
+            self._look_at(attempt, now + _SECOND_LOOK)
             return
         attempt.looked = False
         judgement = attempt.patience.judge(now)
@@ -240,7 +245,7 @@ class Flight:
             return
         if judgement is Judgement.LATE:
             self._hedge()
-        self._look_again(attempt, max(0.0, attempt.patience.next_look - now))
+        self._look_at(attempt, attempt.patience.next_look)
 
     def _stall(self, attempt: _Attempt) -> None:
         attempt.stalled = True
@@ -270,7 +275,7 @@ class Flight:
             attempt.drive.device.stats.failovers += 1
             self._launch(drive)
         else:
-            self._look_again(attempt, _NO_SPARE_WAIT)
+            self._look_at(attempt, self._fleet.clock.time() + _NO_SPARE_WAIT)
 
     def _take_spare(self) -> bool:
         if not self._idle:
@@ -293,8 +298,8 @@ class Flight:
         if not attempt.drive.device.withdraw(attempt.slot):
             return False
         del self._running[attempt.slot]
-        if attempt.timer is not None:
-            attempt.timer.cancel()
+        if attempt.alarm is not None:
+            attempt.alarm.cancel()
         if attempt.stalled:
             attempt.drive.hanging -= 1
         else:

@@ -34,12 +34,14 @@ class DriveHealth:
 
     Attributes:
         state: where it is now.
+        usable: whether reads go to the drive as a matter of course.
         probe_at: moment from which a quarantined drive may be probed.
         back_off: seconds between its quarantine and that probe.
     """
 
     def __init__(self) -> None:
         self.state = HealthState.UP
+        self.usable = True
         self.probe_at = 0.0
         self.back_off = 0.0
         self._failures = 0
@@ -47,15 +49,10 @@ class DriveHealth:
     def __repr__(self) -> str:
         return f"<DriveHealth {self.state.value}, {self._failures} failures in a row>"
 
-    @property
-    def usable(self) -> bool:
-        """Whether reads go to the drive as a matter of course."""
-        return self.state in (HealthState.UP, HealthState.SUSPECT)
-
     def succeeded(self) -> None:
         """A read ended well. A quarantined drive is not believed before a probe says so."""
-        if self.state is not HealthState.QUARANTINED:
-            self.state = HealthState.UP
+        if self._failures and self.state is not HealthState.QUARANTINED:
+            self._become(HealthState.UP)
             self.back_off = 0.0
             self._failures = 0
 
@@ -73,9 +70,9 @@ class DriveHealth:
             return False
         self._failures += 1
         if not grave and self.state is not HealthState.PROBING and self._failures < _FAILURES_TO_QUARANTINE:
-            self.state = HealthState.SUSPECT
+            self._become(HealthState.SUSPECT)
             return False
-        self.state = HealthState.QUARANTINED
+        self._become(HealthState.QUARANTINED)
         self.back_off = min(max(_FIRST_BACK_OFF, 2 * self.back_off), _MAX_BACK_OFF)
         self.probe_at = now + self.back_off
         return True
@@ -83,11 +80,15 @@ class DriveHealth:
     def begin_probe(self, now: float) -> bool:
         """Start to probe if it is time; True if so."""
         if self.state is HealthState.QUARANTINED and now >= self.probe_at:
-            self.state = HealthState.PROBING
+            self._become(HealthState.PROBING)
             return True
         return False
 
     def put_off(self) -> None:
         """The probe that was to begin could not; it is still due."""
         if self.state is HealthState.PROBING:
-            self.state = HealthState.QUARANTINED
+            self._become(HealthState.QUARANTINED)
+
+    def _become(self, state: HealthState) -> None:
+        self.state = state
+        self.usable = state in (HealthState.UP, HealthState.SUSPECT)

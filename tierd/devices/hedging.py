@@ -22,25 +22,30 @@ _SHARE: Final = 0.05
 _BURST: Final = 4.0
 
 
-def late_after(speed: DriveSpeed, expected: Expectation) -> float | None:
-    """Seconds after which a read is hedged; None while the drive's habits are not known."""
-    p99 = speed.p99
-    return None if p99 is None else max(_FLOOR_LATE, _MARGIN_LATE * p99 * expected.seconds)
+def late_after(p99: float | None, seconds: float) -> float:
+    """Seconds after which a read that was predicted to take `seconds` is hedged.
+
+    Args:
+        p99: of its drive, see `DriveSpeed.p99`. Without it, while the drive's habits are not known, that is never.
+        seconds: predicted, the queue before it included.
+    """
+    return math.inf if p99 is None else max(_FLOOR_LATE, _MARGIN_LATE * p99 * seconds)
 
 
-def stalled_after(speed: DriveSpeed, expected: Expectation) -> float:
-    """Seconds after which a read is taken to hang, the queue before it included."""
-    p99 = speed.p99
-    if p99 is None:
-        return max(_FLOOR_UNKNOWN, 8.0 * expected.seconds)
-    return max(_FLOOR_STALLED, 4.0 * p99 * expected.seconds)
+def stalled_after(p99: float | None, seconds: float) -> float:
+    """Seconds after which such a read is taken to hang; see `late_after`."""
+    return max(_FLOOR_UNKNOWN, 8.0 * seconds) if p99 is None else max(_FLOOR_STALLED, 4.0 * p99 * seconds)
 
 
-def quiet_after(speed: DriveSpeed, expected: Expectation) -> float:
-    """Seconds without any read ending after which a busy drive is taken to hang, however long its queue is."""
-    p99 = speed.p99
+def quiet_after(p99: float | None, seconds: float) -> float:
+    """Seconds without any read ending after which a busy drive is taken to hang, however long its queue is.
+
+    Args:
+        p99: see `late_after`.
+        seconds: predicted for the read without a queue.
+    """
     floor, usual = (_FLOOR_UNKNOWN, 1.0) if p99 is None else (_FLOOR_STALLED, max(p99, 1.0))
-    return max(floor, 10.0 * usual * (expected.nbytes / speed.bandwidth + speed.latency))
+    return max(floor, 10.0 * usual * seconds)
 
 
 class Judgement(Enum):
@@ -59,14 +64,16 @@ class Patience:
         expected: of the read, as submitted.
     """
 
+    __slots__ = ("_bound", "_late_at", "_overdue_at", "_quiet", "_reprieved", "_since", "_speed")
+
     def __init__(self, speed: DriveSpeed, expected: Expectation) -> None:
-        late = late_after(speed, expected)
+        since, seconds, p99 = expected.at, expected.seconds, speed.p99
         self._speed = speed
-        self._since = expected.at
-        self._late_at = math.inf if late is None else expected.at + late
-        self._bound = stalled_after(speed, expected)
-        self._overdue_at = expected.at + self._bound
-        self._quiet = quiet_after(speed, expected)
+        self._since = since
+        self._late_at = since + late_after(p99, seconds)
+        self._bound = stalled_after(p99, seconds)
+        self._overdue_at = since + self._bound
+        self._quiet = quiet_after(p99, expected.nbytes / speed.bandwidth + speed.latency)
         self._reprieved = False
 
     @property

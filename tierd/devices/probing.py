@@ -97,7 +97,7 @@ class Prober:
             return False
         drive.probing = True
         sample = _Sample(drive, read, self.memory, drive.speed.submitted(read.nbytes, self._clock.time()))
-        bound = stalled_after(drive.speed, sample.expected)
+        bound = stalled_after(drive.speed.p99, sample.expected.seconds)
         sample.timer = self._clock.call_later(bound, partial(self._stalled, sample))
         drive.device.submit(read, slot, self.memory, partial(self._landed, sample))
         return True

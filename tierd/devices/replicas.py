@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from tierd.clock import Clock
+from tierd.devices.alarms import Alarms
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
 from tierd.devices.drive import Drive
 from tierd.devices.failure import blames_drive, blames_record, error_kind
@@ -46,6 +47,7 @@ class ReplicaSet:
     Attributes:
         name: as given.
         clock: as given.
+        alarms: for late and hanging reads.
         budget: of hedges.
         closing: nothing new begins.
     """
@@ -53,6 +55,7 @@ class ReplicaSet:
     def __init__(self, clock: Clock, drives: Sequence[Drive], *, name: str = "drives") -> None:
         self.name = name
         self.clock = clock
+        self.alarms = Alarms(clock)
         self.budget = HedgeBudget()
         self._drives: dict[str, Drive] = {}
         self._prober = Prober(clock)
@@ -127,10 +130,13 @@ class ReplicaSet:
         """See `Device.submit`."""
         self.budget.earn()
         self._prober.memory = memory
+        held = False
         for drive in self._drives.values():
-            if (drive.probe_read is None or drive.is_bad(drive.probe_read)) and drive.holds(read):
-                drive.probe_read = read
-        if self.closing or not any(drive.holds(read) for drive in self._drives.values()):
+            if drive.holds(read):
+                held = True
+                if drive.probe_read is None or drive.is_bad(drive.probe_read):
+                    drive.probe_read = read
+        if self.closing or not held:
             self.clock.call_later(0.0, partial(done, self._nowhere(read), slot))
             return
         flight = Flight(self, read, slot, memory, done)
@@ -148,6 +154,7 @@ class ReplicaSet:
         """No new attempts: what runs ends by itself, or with the members' `close`."""
         self.closing = True
         self._prober.close()
+        self.alarms.rest()
         for flight in list(self._flights.values()):
             flight.give_up()
 
@@ -175,11 +182,14 @@ class ReplicaSet:
         """The best drive for the record among those not tried; with `sound`, only one that nothing speaks against."""
         if self.closing:
             return None
-        holders = [d for d in self._drives.values() if d.holds(read) and d.name not in tried]
-        best = [d for d in holders if d.health.usable and not d.is_bad(read)]
+        best: list[Drive] = []
+        doubtful: list[Drive] = []
+        for drive in self._drives.values():
+            if drive.holds(read) and drive.name not in tried:
+                (best if drive.health.usable and not drive.is_bad(read) else doubtful).append(drive)
         if not best and not sound:
             # A drive in doubt is better than no answer; the one that hangs or had wrong bytes comes last.
-            best = [d for d in holders if not d.hanging and not d.is_bad(read)] or holders
+            best = [d for d in doubtful if not d.hanging and not d.is_bad(read)] or doubtful
         return self._fastest(read.expert, read.nbytes, best)
 
     def pick_again(self, names: Collection[str]) -> Drive | None:
@@ -195,7 +205,7 @@ class ReplicaSet:
             drive.mark_good(read)
             drive.look_soon()
             self._unreadable.pop(read.expert, None)
-            if len(self._drives) == 1:
+            if len(self._drives) == 1 and not drive.health.usable:
                 # Nobody takes its reads over, so they show that it is well, and no probe is needed.
                 drive.health.begin_probe(self.clock.time())
             drive.health.succeeded()
@@ -241,6 +251,8 @@ class ReplicaSet:
         self._flights.pop(id(flight), None)
         if self._by_slot.get(flight.first_slot) is flight:
             del self._by_slot[flight.first_slot]
+        if self.closing:
+            self.alarms.rest()
 
     def _measure_neglected(self, read: RecordRead) -> None:
         """A drive that was slow once and has not been chosen since would never be again without this."""

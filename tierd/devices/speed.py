@@ -54,6 +54,7 @@ class DriveSpeed:
         weight: how much of the bandwidth to count on.
 
     Attributes:
+        bandwidth: bytes per second to count on, the operator's weight included.
         queued_bytes: submitted and not ended.
         latency: median of the recent seconds per read beyond the transfer.
         last_completion: moment of the last read that ended, -inf before.
@@ -63,6 +64,7 @@ class DriveSpeed:
         self.queued_bytes = 0
         self.latency = 0.0
         self.last_completion = float("-inf")
+        self.bandwidth = bandwidth * weight
         self._weight = weight
         self._bandwidth = bandwidth
         self._bytes = 0.0
@@ -74,11 +76,6 @@ class DriveSpeed:
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._slowest: float | None = None
         self._news = 0
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second to count on, the operator's weight included."""
-        return self._bandwidth * self._weight
 
     def predict(self, nbytes: int) -> float:
         """Seconds until a read submitted now would be done."""
@@ -94,12 +91,11 @@ class DriveSpeed:
 
     def submitted(self, nbytes: int, now: float) -> Expectation:
         """A read begins to wait."""
-        expected = Expectation(nbytes, now, self.queued_bytes + nbytes, self.predict(nbytes))
         if not self._pending:
             self._busy_since = now
         self._pending += 1
-        self.queued_bytes += nbytes
-        return expected
+        self.queued_bytes = ahead = self.queued_bytes + nbytes
+        return Expectation(nbytes, now, ahead, ahead / self.bandwidth + self.latency)
 
     def dropped(self, expected: Expectation) -> None:
         """A read was withdrawn, or hangs: it says nothing of the bandwidth and is in nobody's way."""
@@ -125,6 +121,7 @@ class DriveSpeed:
         self._bytes = self._bytes * _DECAY + nbytes
         self._busy = self._busy * _DECAY + max(busy, 0.0)
         self._bandwidth = self._bytes / max(self._busy, 1e-9)
+        self.bandwidth = self._bandwidth * self._weight
         # Against the bandwidth as it is now: what made that worse must not count twice.
         self._excesses.append(max(0.0, now - expected.at - expected.ahead / self.bandwidth))
         self.latency = sorted(self._excesses)[len(self._excesses) // 2]

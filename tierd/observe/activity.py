@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tierd.devices.device import RecordRead
 from tierd.devices.histogram import Histogram
-from tierd.errors import DriveError, LimitExceeded
+from tierd.errors import DriveError
 from tierd.observe.families import WAIT_SECONDS
 from tierd.observe.recorder import FlightRecorder
 from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Refused
@@ -72,7 +72,7 @@ class Activity:
         self.regrets = Histogram(_REGRET_SECONDS)
         self.read_queue = Histogram(WAIT_SECONDS)
         self.lags = Histogram(_LAG_SECONDS)
-        self._geometry = geometry
+        self._ranges = {entry.layer: (geometry.layer_start(entry.layer), entry.experts) for entry in geometry.layers}
         self._clock = clock
         self._asked: dict[int, _Asked] = {}
         self._left_at = np.full(geometry.experts_total, np.nan)
@@ -109,11 +109,10 @@ class Activity:
     def asked(self, session_id: int, request: AcquireRequest) -> None:
         """A session's request was taken; what it had asked for before is over."""
         now = self._clock()
-        try:
-            flats = [self._geometry.flat(request.layer, expert) for expert in request.experts]
-        except LimitExceeded:
+        start, experts = self._ranges.get(request.layer, (0, 0))
+        if any(not 0 <= expert < experts for expert in request.experts):
             return  # the broker will say so
-        for flat in flats:
+        for flat in (start + expert for expert in request.experts):
             self.uses[flat] += 1
             gap = now - self._left_at[flat]
             if gap >= 0:

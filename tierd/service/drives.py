@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -54,6 +54,7 @@ class DriveInfo:
         threads: reads at a time.
         injector: present while a fault plan is in force.
         part: whether the store itself lies here, not a copy.
+        shards: numbers of the shards that it holds.
     """
 
     name: str
@@ -65,11 +66,11 @@ class DriveInfo:
     threads: int = DEFAULT_DEPTH
     injector: FaultInjector | None = None
     part: bool = False
+    shards: list[int] = field(init=False)
 
-    @property
-    def shards(self) -> list[int]:
-        """Numbers of the shards that it holds."""
-        return [number for number, path in enumerate(self.paths) if path is not None]
+    def __post_init__(self) -> None:
+        """Count the shards once: they are asked for with each read."""
+        self.shards = [number for number, path in enumerate(self.paths) if path is not None]
 
 
 class Drives:
@@ -178,7 +179,9 @@ class Drives:
         """Read from copies in this directory, too, from now on.
 
         A mirror in use is looked at anew: files that came since are read from, those that were replaced are opened
-        again, and the weight is the new one. Its counters begin again.
+        again, and the weight is the new one. Its counters begin again. A mirror that was not there at the start has no
+        more reads at a time than the deepest drive had then; `DriveInfo.probe` says so where that is fewer than it was
+        measured to want.
 
         Raises:
             UsageError: nothing there can be used, or it is no mirror but a part of the store; the message says why.
@@ -201,8 +204,7 @@ class Drives:
             reasons = "; ".join(info.left_out) or "it holds none of the store's expert shards"
             raise UsageError(f"{directory} holds no copy of a shard of {self._store.path}: {reasons}")
         await asyncio.to_thread(self._measure, info)
-        # The arena's spare slots were counted at the start: all that this drive may hang on to must fit.
-        info.threads = min(info.threads, max(1, self._spares - 1))
+        self._fit_spares(info)
         drive = await asyncio.to_thread(self._open, info, asyncio.get_running_loop())
         if known is not None:
             try:
@@ -254,6 +256,18 @@ class Drives:
         await asyncio.to_thread(drive.device.close)
         self._retiring.pop(drive.name, None)
         _log.info("mirror removed", drive=drive.name)
+
+    def _fit_spares(self, info: DriveInfo) -> None:
+        """The arena's spare slots were counted at the start: all that this drive may hang on to must fit."""
+        most = max(1, self._spares - 1)
+        if info.threads > most:
+            found = info.threads
+            info.threads = most
+            info.probe = replace(
+                info.probe,
+                how=f"{info.probe.how}; {most} at a time until a start with --mirror, which counts spare slots for "
+                f"{found}",
+            )
 
     # Single drives.
 

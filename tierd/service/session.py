@@ -14,6 +14,8 @@ __all__ = ["Session"]
 
 _MAX_UNSENT_NOTICES = 256
 _PACE_SECONDS = 0.001
+_PACED_EXPERTS = 16
+_MOST_PACES = 4.0
 _LAST_FEW = 2
 
 _OUTCOMES = {
@@ -37,7 +39,8 @@ class Session:
     """Answers of the broker on their way to the node, merged while the stream is busy.
 
     A message costs both sides more than reading a small record does. So of what lands one by one for an acquire, the
-    first answer leaves at once, the last few do, and the others in between at most once a millisecond.
+    first answer leaves at once, the last few do, and the others in between at most once a millisecond; for the many
+    experts of a prompt, once in up to four.
 
     Attributes:
         id: the daemon's number for it.
@@ -63,6 +66,7 @@ class Session:
         self._wake = asyncio.Event()
         self._asked = 0
         self._left = 0
+        self._pause = _PACE_SECONDS
         self._paced: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -71,6 +75,7 @@ class Session:
     def asked(self, acquire_id: int, experts: int) -> None:
         """The node is about to acquire so many experts."""
         self._asked, self._left = acquire_id, experts
+        self._pause = _PACE_SECONDS * min(_MOST_PACES, max(1.0, experts / _PACED_EXPERTS))
         self._end_pause()
 
     def answered(self, acquire_id: int, granted: list[Granted], refused: list[Refused]) -> None:
@@ -84,12 +89,11 @@ class Session:
         if last is None or last.WhichOneof("message") != "notice" or last.notice.acquire_id != acquire_id:
             last = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))
             self._send(last, pausing=self._paced is not None)
-        notice = last.notice
-        notice.ready.extend(
-            pb.Ready(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
-            for g in granted
-        )
-        notice.failed.extend(pb.Failed(expert=r.expert, reason=_REASONS[r.reason], detail=r.detail) for r in refused)
+        ready, failed = last.notice.ready, last.notice.failed
+        for g in granted:
+            ready.add(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
+        for r in refused:
+            failed.add(expert=r.expert, reason=_REASONS[r.reason], detail=r.detail)
 
     def drain(self, reason: str) -> None:
         """Tell the node that the daemon is stopping."""
@@ -105,7 +109,7 @@ class Session:
 
     def _begin_pause(self) -> None:
         if self._paced is None and self._left > _LAST_FEW:
-            self._paced = asyncio.get_running_loop().call_later(_PACE_SECONDS, self._end_pause)
+            self._paced = asyncio.get_running_loop().call_later(self._pause, self._end_pause)
 
     def _end_pause(self) -> None:
         if self._paced is not None:
