@@ -3,12 +3,14 @@
     python tests/bench/alignment.py [--dir DIR] [--rounds 9] [--depth 4] [--json]
 
 Records whose length is a multiple of 4 KiB and not of 64 KiB are read at random places of a file by a few threads, as
-the daemon does, beside reads of the length rounded up to 64 KiB; slices take turns, in turning order. The ratio is that
-of bytes per second, so it is above 1 where the rounded length is faster by more than it reads in vain.
+the daemon does and into huge pages as it does, beside reads of the length rounded up to 64 KiB; slices take turns, in
+turning order. The ratio is that of bytes per second, so it is above 1 where the rounded length is faster; what it reads
+in vain is in its bytes, 6 % of the shortest record and less of the others.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -26,6 +28,7 @@ RECORDS = (1 << 20 | 4096, (3 << 20) + 36864, (19 << 20) + 12288)
 WIDE = 65536
 FILE_BYTES = 2 << 30
 SLICE_SECONDS = 0.5
+HUGE_PAGE = 2 << 20
 
 
 class Reader:
@@ -34,7 +37,18 @@ class Reader:
     def __init__(self, path: Path, length: int, depth: int) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         self.length, self.depth = length, depth
-        self.buffers = [mmap.mmap(-1, length) for _ in range(depth)]
+        self.mappings = [
+            mmap.mmap(-1, length + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(depth)
+        ]
+        self.buffers = [self._buffer(mapping) for mapping in self.mappings]
+
+    def _buffer(self, mapping: mmap.mmap) -> memoryview:
+        """The mapping from its first huge page on, all of it there."""
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % HUGE_PAGE
+        buffer = memoryview(mapping)[start : start + self.length]
+        buffer[:] = bytes(self.length)
+        return buffer
 
     def rate(self) -> float:
         """Bytes per second over a slice, all threads together."""
@@ -58,8 +72,9 @@ class Reader:
     def close(self) -> None:
         """Give everything back."""
         os.close(self.fd)
-        for buffer in self.buffers:
-            buffer.close()
+        for buffer, mapping in zip(self.buffers, self.mappings, strict=True):
+            buffer.release()
+            mapping.close()
 
 
 def main(

@@ -1,7 +1,9 @@
 """Our side: a real daemon, and clients that ask it for whole layers which are never in RAM.
 
 Two sessions ask in turn, as two nodes or one node and its hints would, so that the drive has the next request while
-the last experts of one are being answered.
+the last experts of one are being answered. The drive serves both alike, so they would also end together if they began
+together, and it would have nothing to do until both have asked again: each slice begins with half a request of the
+second.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class ColdReads:
         before = self._delivered()
         hits_before = sum(source.stats.outcomes["hit"] for source in self._sources)
         begun = time.monotonic()
+        for number, turns in enumerate(self._turns):
+            turns.begin_with(number / _SESSIONS)
         gate = threading.Barrier(_SESSIONS)
         jobs = [
             self._pool.submit(self._ask, source, turns, gate, begun + seconds)
@@ -161,13 +165,19 @@ class _Turns:
 
     def __init__(self, requests: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         self._requests = requests
+        self._share = 0.0
         self.step = 0
         self.nbytes = 0
 
+    def begin_with(self, share: float) -> None:
+        """Of the next request ask for this share only; 0 for all of it."""
+        self._share = share
+
     def next(self) -> tuple[int, tuple[int, ...]]:
-        request = self._requests[self.step % len(self._requests)]
+        layer, experts = self._requests[self.step % len(self._requests)]
         self.step += 1
-        return request
+        few, self._share = int(len(experts) * self._share), 0.0
+        return layer, experts[:few] or experts
 
 
 _QUIET: Final = ("--http", "off", "--log-level", "error", "--history", "off")
