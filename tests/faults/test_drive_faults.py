@@ -10,10 +10,11 @@ import pytest
 import structlog
 from rigs import RECORD, Rig, copy_of, make_toy, open_descriptors, plan_file
 
+from tierd.devices.probe import DriveProbe
 from tierd.errors import DataLoss, DriveError, TierdError
 from tierd.store.store import ExpertStore
 
-HANGS_NOT = 20.0
+HANGS_NOT = 60.0
 """Seconds; generous, so that only a hang exceeds it."""
 
 
@@ -226,6 +227,23 @@ async def test_a_store_split_over_directories_is_whole(toy, tmp_path):
         assert rig.drives.info["also1"].shards == [0, 2]
         assert await rig.fetch_all() == []
         assert rig.stats("nvme").reads + rig.stats("also1").reads == 64
+
+
+async def test_a_mirror_that_comes_later_reads_as_many_at_a_time_as_there_are_spare_slots_and_says_so(
+    toy, mirror, monkeypatch
+):
+    depths = {toy.path: 2, mirror: 8}
+    monkeypatch.setattr(
+        "tierd.service.drives.probe_drive", lambda paths, **_: DriveProbe(1e9, depths[paths[0].parent], "as given")
+    )
+    async with Rig(toy) as rig:
+        later = await rig.drives.add(mirror)
+        assert (rig.arena.spares, later.threads) == (3, 2)
+        assert later.probe.how == "as given; 2 at a time until a start with --mirror, which counts spare slots for 8"
+        assert await rig.fetch_all() == []
+    async with Rig(toy, slots=20, mirror=(str(mirror),)) as rig:
+        there = rig.drives.info["mirror1"]
+        assert (rig.arena.spares, there.threads, there.probe.how) == (9, 8, "as given")
 
 
 def refuse_direct(monkeypatch, directory):

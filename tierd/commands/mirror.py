@@ -166,6 +166,7 @@ def add(
         print(f"! {problem}")
     speed = f", {format_bytes(drive['bandwidth'])}/s" if drive["bandwidth"] else ""
     print(f"{drive['name']} {drive['directory']} · {len(drive['shards'])} of {drive['shards_total']} shards{speed}")
+    print(f"  {drive['threads']} reads at a time; {drive['measured']}")
 
 
 def remove(
