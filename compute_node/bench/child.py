@@ -52,6 +52,11 @@ class Child:
         self.say(line)
         return self.answer()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it without a farewell."""
         self._process.kill()

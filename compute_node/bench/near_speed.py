@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from compute_node.bench.arena_share import arena_share
 from compute_node.bench.child import Child
 from compute_node.bench.geometries import BenchGeometry
 from compute_node.bench.quiet import Quiet
@@ -54,7 +55,8 @@ def measure_near(
 
     Returns:
         `sum_tokens_per_second` of the two, `solo_tokens_per_second` of the one, `sum_share`, whether all answers are
-        `identical`, those of the survivor too after the other one was killed (`survivor_identical`), and RAM.
+        `identical`, those of the survivor too after the other one was killed (`survivor_identical`), and RAM: what
+        each node has for itself, and `arena_shares`, by process, of the one copy of the experts.
     """
     _, sizes = family_of(geometry.cut(layers))
     generator = np.random.Generator(np.random.Philox(3))
@@ -98,6 +100,8 @@ def measure_near(
             if number:
                 solos.append(one)
                 pairs.append({"seconds": seconds, "nodes": two})
+        processes = {"daemon": daemon.pid, "solo": solo.pid, "first": pair[0].pid, "second": pair[1].pid}
+        shares = {name: arena_share(pid) for name, pid in processes.items()}
         tell("killing one")
         for child in pair:
             child.say("")
@@ -118,6 +122,7 @@ def measure_near(
         "solo_tokens_per_second": alone,
         "sum_share": together / alone,
         "arena_bytes": counted.arena.bytes,
+        "arena_shares": shares,
         "node_private_bytes": [node["private_bytes"] for node in pairs[-1]["nodes"]],
         "batch": batch,
         "tokens": tokens,

@@ -53,6 +53,10 @@ def near(
         raise typer.Exit(1)
 
 
+def _bytes_of(found: dict[str, Any], kind: str) -> list[str]:
+    return [format_bytes(share[kind]) for share in found["arena_shares"].values()]
+
+
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     table = Table("figure", "value")
@@ -61,6 +65,8 @@ def _show(found: dict[str, Any]) -> None:
         ("one node with twice the batch, tokens/s", f"{found['solo_tokens_per_second']:.3g}"),
         ("share", f"{found['sum_share']:.2f}"),
         ("the arena, once for both", format_bytes(found["arena_bytes"])),
+        ("of it in daemon and nodes: seen", ", ".join(_bytes_of(found, "rss_bytes"))),
+        ("of it in daemon and nodes: shares", ", ".join(_bytes_of(found, "pss_bytes"))),
         ("each node's own RAM", ", ".join(map(format_bytes, found["node_private_bytes"]))),
         ("the same tokens", "yes" if found["identical"] else "NO"),
         ("the other one's, after one was killed", "the same" if found["survivor_identical"] else "NOT THE SAME"),
