@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +16,14 @@ from rich.console import Console
 from compute_node.commands import options
 from compute_node.commands.opening import Opened, open_store
 from compute_node.engine.model import Model
+from compute_node.engine.near_ties import EQUAL, ERROR, NEAR_TIE, DoubleRun, Verdict, judge, recorded_run
 from compute_node.engine.oracle import TOLERANCE, OracleReference, OracleResult, compare, read_reference
 from tierd.checkpoint.convert import convert
 from tierd.errors import UsageError
 
 __all__ = ["check_oracle", "register"]
+
+_PACKAGES = ("torch", "transformers")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +37,16 @@ def check_oracle(
     in_process: options.InProcessFlag = None,
     arena: options.Arena = "25%",
     *,
+    float64: Annotated[
+        bool | None,
+        typer.Option(help="Run transformers in float64, too; by default where something differs and it is installed."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Convert a tiny checkpoint, run it with few experts in RAM, and compare with the reference beside it.
 
-    Exit code 0 if logits are within 1e-4 of scale and every greedy token and route is exact, else 1.
+    Exit code 0 if logits are within 1e-4 of scale and every greedy token and route is exact, or if rounding explains
+    what differs (a near-tie, which is named); else 1.
     """
     reference = read_reference(folder / "ref.npz")
     settings = options.load_settings(None, threads=threads, in_process=in_process, arena=arena)
@@ -49,13 +59,45 @@ def check_oracle(
                     "check-oracle is for native programs, and this model has none",
                     hint=f"Use `tierd integrations transformers --check {folder}`.",
                 )
-            content = _describe(opened, opened.model, reference, compare(opened.model, reference))
+            result = compare(opened.model, reference)
+            content = _describe(opened, opened.model, reference, result)
+    double = _double(folder, reference, wanted=float64, passed=result.passed)
+    content |= _judged(judge(reference, result, double, recorded_run(folder, reference)))
     if as_json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
         _show(content)
-    if not content["passed"]:
+    if content["verdict"] == ERROR:
         raise typer.Exit(1)
+
+
+def _double(folder: Path, reference: OracleReference, *, wanted: bool | None, passed: bool) -> DoubleRun | None:
+    """A float64 run of transformers, where it is wanted and can be had."""
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if wanted and missing:
+        raise UsageError(
+            f"--float64 needs {missing[0]}, which is not installed",
+            hint="Install the extra: pip install 'tierd[torch]'.",
+        )
+    if wanted is False or missing or (passed and not wanted):
+        return None
+    try:
+        run: DoubleRun = import_module("compute_node.engine.double_run").double_run(folder, reference)
+    except Exception as error:  # whatever transformers says to a checkpoint that it cannot load
+        if wanted:
+            raise UsageError(f"transformers cannot run {folder} in float64: {error}") from error
+        return None
+    return run
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "verdict": verdict.kind,
+        "differences": [{"what": each.text, "near_tie": each.near_tie} for each in verdict.differences],
+        "judged_by": verdict.by,
+        "float64_distance": verdict.model_distance,
+        "reference_float64_distance": verdict.reference_distance,
+    }
 
 
 def _describe(opened: Opened, model: Model, reference: OracleReference, result: OracleResult) -> dict[str, Any]:
@@ -82,12 +124,23 @@ def _describe(opened: Opened, model: Model, reference: OracleReference, result: 
 
 def _show(content: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    mark = "✓" if content["passed"] else "✗"
-    for line in (
+    mark = {EQUAL: "✓", NEAR_TIE: "≈", ERROR: "✗"}[content["verdict"]]
+    lines = [
         f"{mark} {content['family']}",
         f"  largest logit error   {content['max_logit_error']:.1e} (at most {content['tolerance']:.0e})",
         f"  greedy tokens         {content['greedy_equal']} equal",
         f"  routes                {'all equal' if content['routes_equal'] else 'differ'}",
         f"  experts               {content['unique_experts']:,} asked, {content['misses']:,} read",
-    ):
+    ]
+    if content["float64_distance"] is not None:
+        lines.append(
+            f"  from float64          {content['float64_distance']:.1e}, "
+            f"the reference {content['reference_float64_distance']:.1e}"
+        )
+    lines += [
+        f"  {'≈ near-tie' if each['near_tie'] else '✗ differs'}: {each['what']}" for each in content["differences"]
+    ]
+    if content["differences"]:
+        lines.append(f"  judged by {content['judged_by'] or 'shapes'}")
+    for line in lines:
         console.print(line, markup=False, soft_wrap=True)

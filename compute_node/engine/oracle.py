@@ -57,6 +57,9 @@ class OracleResult:
         greedy_equal: how many of them equal the reference's, counted from the first up to the first that differs.
         routes_equal: whether all experts of all prompt tokens in all layers are the reference's.
         max_route_weight_error: largest difference of a router weight where the experts agree.
+        logits: float32 [prompt + greedy - 1, vocabulary], behind each token of the prompt and of the reference's
+            greedy ones.
+        routes: per layer int [prompt + greedy - 1, top_k], experts of these tokens, ascending.
     """
 
     max_logit_error: float
@@ -64,6 +67,8 @@ class OracleResult:
     greedy_equal: int
     routes_equal: bool
     max_route_weight_error: float
+    logits: NDArray[np.float32]
+    routes: dict[int, NDArray[np.int64]]
 
     @property
     def passed(self) -> bool:
@@ -107,38 +112,47 @@ def compare(model: Model, reference: OracleReference) -> OracleResult:
         weights.setdefault(layer, []).append(np.take_along_axis(chosen, order, 1).copy())
 
     sequence = model.cache.take()
-    prompt, rows = reference.input_ids, []
+    prompt, chunks = reference.input_ids, []
     for start in range(0, len(prompt), model.rows):
         chunk = prompt[start : start + model.rows]
         logits = model.extend(sequence, chunk, phase=Phase.PREFILL, logits_of=range(len(chunk)), observe=observe)
         assert logits is not None
-        rows.append(logits)
-    computed = np.concatenate(rows)
+        chunks.append(logits)
+    computed = np.concatenate(chunks)
     errors = [_largest(computed, reference.logits)]
-    last, greedy = computed[-1], []
+    last, greedy, rows = computed[-1], [], [computed]
     for step in range(len(reference.greedy)):
         if reference.greedy_logits is not None:
             errors.append(_largest(last, reference.greedy_logits[step]))
         greedy.append(choose_token(last, len(prompt) + step, Sampling()))
         # The reference's token goes on, so that one difference does not hide what follows.
-        logits = model.extend(sequence, [reference.greedy[step]], phase=Phase.DECODE)
+        logits = model.extend(sequence, [reference.greedy[step]], phase=Phase.DECODE, observe=observe)
         assert logits is not None
         last = logits[0]
+        rows.append(logits)
     model.cache.give_back(sequence)
     equal = next(
         (place for place, pair in enumerate(zip(greedy, reference.greedy, strict=True)) if pair[0] != pair[1]),
         len(greedy),
     )
-    routes_equal = set(routes) == set(reference.routes) and all(
-        np.array_equal(np.concatenate(routes[layer]), expected) for layer, expected in reference.routes.items()
+    known = len(prompt) + len(greedy) - 1
+    experts = {layer: np.concatenate(parts)[:known] for layer, parts in routes.items() if parts}
+    routes_equal = set(experts) == set(reference.routes) and all(
+        np.array_equal(experts[layer][: len(expected)], expected) for layer, expected in reference.routes.items()
     )
     weight_errors = [
-        _largest(np.concatenate(weights[layer]), expected)
+        _largest(np.concatenate(weights[layer])[: len(expected)], expected)
         for layer, expected in reference.route_weights.items()
         if routes_equal
     ]
     return OracleResult(
-        float(np.max(errors)) / reference.scale, greedy, equal, routes_equal, float(np.max(weight_errors, initial=0.0))
+        float(np.max(errors)) / reference.scale,
+        greedy,
+        equal,
+        routes_equal,
+        float(np.max(weight_errors, initial=0.0)),
+        np.concatenate(rows)[:known],
+        experts,
     )
 
 
