@@ -27,6 +27,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     if not read.boolean("use_sliding_window", default=False):
         window = None
     bos = read.token_ids("bos_token_id")
+    rope = read_rope(read, theta=10000.0, head_dim=head_dim, yarn=True)
     config = DecoderConfig(
         family="Qwen3-MoE",
         vocab_size=read.integer("vocab_size", default=151936),
@@ -35,9 +36,9 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=read.integer("max_position_embeddings", default=32768),
+        max_positions=max(read.integer("max_position_embeddings", default=32768), rope.reach),
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-        rope=read_rope(read, theta=10000.0, head_dim=head_dim),
+        rope=rope,
         window=window,
         attention_bias=read.boolean("attention_bias", default=False),
         tied_embeddings=read.boolean("tie_word_embeddings", default=False),

@@ -51,6 +51,8 @@ def read_hybrid(
     heads = read.integer("num_attention_heads", default=16)
     head_dim = read.integer("head_dim", default=256)
     bos = read.token_ids("bos_token_id")
+    axes = ("mrope_section", "mrope_interleaved")
+    rope = read_rope(read, theta=10000.0, head_dim=head_dim, share=0.25, yarn=True, ignored=axes)
     config = DecoderConfig(
         family=family,
         vocab_size=read.integer("vocab_size", default=vocab_size),
@@ -59,11 +61,9 @@ def read_hybrid(
         heads=heads,
         kv_heads=read.integer("num_key_value_heads", default=2),
         head_dim=head_dim,
-        max_positions=read.integer("max_position_embeddings", default=32768),
+        max_positions=max(read.integer("max_position_embeddings", default=32768), rope.reach),
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-        rope=read_rope(
-            read, theta=10000.0, head_dim=head_dim, share=0.25, ignored=("mrope_section", "mrope_interleaved")
-        ),
+        rope=rope,
         window=None,
         attention_bias=read.boolean("attention_bias", default=False),
         tied_embeddings=read.boolean("tie_word_embeddings", default=False),

@@ -34,6 +34,11 @@ class RopeSettings:
     interleaved: bool = False
     yarn: Yarn | None = None
 
+    @property
+    def reach(self) -> int:
+        """Positions of a stretched context; 0 where it is not stretched. A config may still say the length before."""
+        return 0 if self.yarn is None else int(self.yarn.factor * self.yarn.original_positions)
+
     def tables(self, positions: int) -> tuple[F32, F32]:
         """Cosines and sines, float32 [positions, rotary_dim / 2] each, computed in float64 and rounded once."""
         if self.yarn is None:

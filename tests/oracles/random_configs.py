@@ -43,6 +43,16 @@ def _latent(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def _rope(draw: st.DrawFn) -> dict[str, Any]:
+    plain = {"rope_type": "default", "rope_theta": draw(st.sampled_from((1e4, 1e7)))}
+    stretched = {
+        "rope_type": "yarn",
+        "factor": draw(st.sampled_from((2.0, 4.0))),
+        "original_max_position_embeddings": 64,
+    }
+    return draw(st.sampled_from((plain, plain | stretched)))
+
+
 def _sparse(draw: st.DrawFn, layers: int, *, grouped: bool) -> dict[str, Any]:
     groups = draw(st.sampled_from((1, 2, 4))) if grouped else 1
     size, kept = draw(st.integers(2, 5)), draw(st.integers(1, groups))
@@ -98,7 +108,7 @@ def _qwen3_moe(draw: st.DrawFn) -> dict[str, Any]:
         "norm_topk_prob": draw(st.booleans()),
         "mlp_only_layers": draw(st.sampled_from(([], [0]))),
         "attention_bias": draw(st.booleans()),
-        "rope_parameters": {"rope_type": "default", "rope_theta": draw(st.sampled_from((1e4, 1e6)))},
+        "rope_parameters": _rope(draw),
     }  # fmt: skip
 
 
@@ -183,9 +193,7 @@ def _qwen3_next(draw: st.DrawFn) -> dict[str, Any]:
         "norm_topk_prob": draw(st.booleans()),
         "mlp_only_layers": draw(st.sampled_from(([], [0]))),
         "attention_bias": draw(st.booleans()),
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": draw(st.sampled_from((0.25, 0.5, 1.0))),
-        },
+        "rope_parameters": _rope(draw) | {"partial_rotary_factor": draw(st.sampled_from((0.25, 0.5, 1.0)))},
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_gpt_oss_has_a_window_in_every_other_layer_and_stretches_without_truncat
         (NEXT, {"use_sliding_window": True}, "use_sliding_window"),
         (NEXT, {"attn_output_gate": False}, "attn_output_gate"),
         (NEXT, {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
-        (NEXT, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        (NEXT, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
         (NEXT, {"model_type": "qwen3_5_moe_text", "norm_topk_prob": False}, "norm_topk_prob"),
         (NEXT, {"ngram_embedding": {"n": 3}}, "ngram_embedding"),
         (GPT_OSS, {"swiglu_limit": 10.0}, "swiglu_limit"),

@@ -59,7 +59,8 @@ def test_old_and_new_rope_settings_mean_the_same():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "rope_type"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_parameters.rope_type"),
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_theta": 1e4}}, "contradicts"),
@@ -86,6 +87,12 @@ def test_old_and_new_rope_settings_mean_the_same():
 def test_what_is_not_understood_is_refused_by_name(changes, named):
     with pytest.raises(UnsupportedModel, match=named):
         read(**changes)
+
+
+def test_a_stretched_context_is_as_long_as_the_stretching_says():
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert read(rope_scaling=stretched).max_positions == 512
+    assert read(rope_scaling=stretched, max_position_embeddings=1024).max_positions == 1024
 
 
 def test_unknown_family_is_refused_with_the_list_of_known_ones():
