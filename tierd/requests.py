@@ -28,6 +28,9 @@ class Phase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    # An enum's own hash is of its name, computed anew each time; every expert is counted by these some times.
+    __hash__ = object.__hash__
+
 
 class Outcome(Enum):
     """How a wanted expert was come by."""
@@ -35,6 +38,8 @@ class Outcome(Enum):
     HIT = "hit"
     MISS = "miss"
     JOINED = "joined"
+
+    __hash__ = object.__hash__
 
 
 class Reason(Enum):
