@@ -37,10 +37,10 @@ class ServedModel:
             everyone_is_answered = sum(stats.finished.values()) == stats.requests
             return everyone_is_answered and stats.running == stats.waiting == 0 and stats.pages == stats.free_pages
 
-        eventually(free, 20)
+        eventually(free)
 
     def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def send(self, path, body, *, headers=()):
         """A connection on which a request has been sent; its answer has not been read."""
@@ -69,7 +69,7 @@ def served(store, *, node=None, **api):
             model.idle()
         finally:
             running.http.stop()
-            answering.result(30)
+            answering.result(60)
 
 
 @pytest.fixture(scope="module")

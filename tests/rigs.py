@@ -110,7 +110,7 @@ class Rig:
         self.arena.close()
         assert counts.filling == counts.abandoned == 0, counts
 
-    async def fetch(self, layer, expert, seconds=10.0):
+    async def fetch(self, layer, expert, seconds=30.0):
         """The record's bytes, which must be right; raises what a caller would be told."""
         deadline = asyncio.get_running_loop().time() + seconds
         with self.reader.session() as session:
@@ -118,7 +118,7 @@ class Rig:
         assert record == expected_record(self.store.manifest, layer, expert)
         return record
 
-    async def fetch_all(self, times=1, seconds=10.0, *, at_once=8):
+    async def fetch_all(self, times=1, seconds=30.0, *, at_once=8):
         """Every expert, many at a time; the exceptions of those that did not come."""
         wanted = [(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)] * times
         gate = asyncio.Semaphore(at_once)

@@ -33,7 +33,7 @@ class RawSession:
 
         on_loop(write())
 
-    def flood(self, messages, seconds=20.0):
+    def flood(self, messages, seconds=60.0):
         """Write messages one after the other and read nothing; returns when all went or the stream ended."""
 
         async def write():
@@ -43,7 +43,7 @@ class RawSession:
 
         on_loop(write(), seconds)
 
-    def read(self, seconds=10.0):
+    def read(self, seconds=60.0):
         """The next message; fails if the stream ended."""
         message = on_loop(read_safely(self.call), seconds)
         assert message is not grpc.aio.EOF
@@ -60,7 +60,7 @@ class RawSession:
         self.send(acquire=pb.Acquire(id=self.acquires, layer=layer, experts=experts, **fields))
         return self.acquires
 
-    def answers(self, count, seconds=10.0):
+    def answers(self, count, seconds=60.0):
         """Read notices until `count` experts are decided; returns (ready, failed) by expert."""
         ready, failed = {}, {}
         while len(ready) + len(failed) < count:
@@ -69,7 +69,7 @@ class RawSession:
             failed |= {f.expert: f for f in notice.failed}
         return ready, failed
 
-    def status(self, seconds=20.0):
+    def status(self, seconds=60.0):
         """How the daemon ended the stream: status code and message."""
 
         async def drain():

@@ -3,64 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 from api_server import served
+from browsers import browser, needs_chromium, until, visit
 from daemons import eventually
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the Debian package chromium")
+__all__ = ["browser", "visit"]
 
-FLAGS = [
-    "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-gpu",
-]  # fmt: skip
+pytestmark = needs_chromium
 KEY = "open-sesame"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
 def server(embedded_store):
     with served(embedded_store, node={"max_tokens": 12}) as model:
         yield model
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens pages; in the end none of them may have complained, or asked anybody but the node."""
-    contexts, complaints = [], []
-
-    def visit(url, *, expect_errors=False, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.requests = []
-        page.on("request", lambda request: page.requests.append(request.url))
-        if not expect_errors:
-            page.on("console", lambda message: complaints.append(message.text))
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(url)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def until(page, condition):
-    """Wait for a condition in the page; its own rules forbid the waiting that the browser's tools would do there."""
-    return eventually(lambda: page.evaluate(condition), 30)
 
 
 @pytest.mark.parametrize(("scheme", "width", "height"), [("light", 1100, 800), ("dark", 390, 780)])

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 
 import httpx
 import pytest
+from browsers import browser, needs_chromium, until, visit
 from daemons import eventually
 from sessions import RawSession
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the Debian package chromium")
+__all__ = ["browser", "visit"]
 
-FLAGS = [
-    "--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-gpu",
-]  # fmt: skip
+pytestmark = needs_chromium
 RAM, ONE_DRIVE, BEING_READ = 3, 1, 4
 LIVE, GONE = "#link[data-state=live]", "#link[data-state=gone]"
 READ_PIXEL = """([layer, expert]) => {
@@ -31,47 +26,8 @@ READ_PIXEL = """([layer, expert]) => {
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def daemon(serve_module, pattern_store):
     return serve_module(pattern_store.path, "--arena", 48 * pattern_store.geometry.slot_bytes, http="127.0.0.1:0")
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens pages; in the end none of them may have complained, or asked anybody but the daemon."""
-    contexts, complaints = [], []
-
-    def visit(url, *, expect_errors=False, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(15_000)
-        if not expect_errors:
-            # Reading pixels is what the tests do, not the page.
-            page.on("console", lambda m: None if "getImageData" in m.text else complaints.append(m.text))
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.requests = []
-        page.on("request", lambda request: page.requests.append(request.url))
-        page.on("response", lambda r: complaints.append(r.url) if r.status != 200 and not expect_errors else None)
-        page.goto(url)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def until(page, condition):
-    """Wait for a condition in the page; its own rules forbid the waiting that the browser's tools would do there."""
-    return eventually(lambda: page.evaluate(condition), 30)
 
 
 def places(page):

@@ -90,7 +90,7 @@ class Drive:
 
     async def read(self, read, into=None):
         into = self.memory(read.nbytes) if into is None else into
-        return await asyncio.wait_for(self.submit(read, into), 20), into
+        return await asyncio.wait_for(self.submit(read, into), 60), into
 
     async def reads_right(self, read):
         error, into = await self.read(read)

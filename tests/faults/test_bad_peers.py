@@ -65,7 +65,7 @@ def good_node(daemon, pattern_store):
     before = visits
     eventually(lambda: visits > before or failures)
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     source.close()
     assert not failures
@@ -150,11 +150,11 @@ def test_absurd_hints_cost_nothing_and_end_nothing(daemon, peer):
     raw.send(hint=pb.Hint())
     raw.send(release=pb.Release(acquire_id=2**63))
     raw.send(cancel=pb.Cancel(acquire_id=77))
-    reads = daemon.stats()["drives"][0]["reads"]
     raw.acquire(0, [1])
     ready, _ = raw.answers(1)
     assert set(ready) == {1}
-    assert daemon.stats()["drives"][0]["reads"] <= reads + 20  # the good node's and this one's, no hinted ones
+    hinted = daemon.stats()["prefetch"]
+    assert not any(hinted[name]["experts"] for name in ("used", "late", "wasted", "pending")), "none was read ahead"
 
 
 def test_a_node_that_floods_and_does_not_read_is_ended_in_bounded_memory(daemon):
@@ -183,7 +183,7 @@ def garbage():
 def test_garbage_on_a_socket_closes_that_connection(daemon, end):
     for data in garbage():
         with socket.socket(socket.AF_UNIX) as raw:
-            raw.settimeout(10)
+            raw.settimeout(60)
             raw.connect(str(daemon.folder / end))
             try:
                 raw.sendall(data)
@@ -239,7 +239,7 @@ def test_a_silent_peer_is_shown_the_door(folder):
 
     server = on_loop(start())
     silent = RawSession(address)
-    code, detail = silent.status(seconds=5)
+    code, detail = silent.status()
     assert code.name == "FAILED_PRECONDITION"
     assert "no hello came within 0.05 s" in detail
     silent.close()

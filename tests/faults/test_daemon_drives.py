@@ -8,7 +8,7 @@ import urllib.request
 import grpc
 import grpc.aio
 import pytest
-from daemons import command, on_loop
+from daemons import command, eventually, on_loop
 from prometheus_client.parser import text_string_to_metric_families
 from rigs import EXPERTS, LAYERS, RECORD, copy_of, make_toy, plan_file
 
@@ -68,7 +68,7 @@ def read_everything(daemon, store):
 
 
 def samples(daemon):
-    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -191,6 +191,8 @@ def test_under_a_fault_plan_bytes_are_right_and_every_counter_agrees(serve, toy,
     assert "FAULT PLAN ACTIVE" in daemon.log
     for _ in range(3):
         read_everything(daemon, toy)
+    # A read that was hedged comes later than the answer.
+    eventually(lambda: not any(drive["in_flight"] for drive in daemon.stats()["drives"]))
     found, drives = samples(daemon), {drive["name"]: drive for drive in daemon.stats()["drives"]}
     assert sum(value for key, value in found.items() if key[0] == "tierd_faults_injected_total") > 3
     assert drives["nvme"]["errors"] + drives["mirror1"]["errors"] > 3
@@ -234,8 +236,8 @@ def test_the_tokens_are_the_same_with_a_mirror_and_under_a_fault_plan(serve, nod
     ]
     plan = plan_file(tmp_path / "plan.json", *faults, seed=5)
     daemon = serve(embedded_store, "--mirror", mirror, "--fault-plan", plan, "--arena", "25%")
-    done = node(daemon, tokens=64).finish()
-    assert done["token_ids"] == reference["token_ids"][:64]
+    done = node(daemon, tokens=32).finish()
+    assert done["token_ids"] == reference["token_ids"][:32]
     drives = daemon.stats()["drives"]
     assert sum(drive["errors"] for drive in drives) > 10
     assert all(drive["reads"] > 10 for drive in drives)

@@ -59,7 +59,7 @@ def meanwhile(work):
         yield
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -109,12 +109,14 @@ def test_workers_behind_links_that_stall_and_break_are_replaced(daemon, embedded
         link_to(second.address, delay=0.001) as shaky,
     ):
         source = open_far(
-            daemon.name, experts="worker", workers=(str(lame.address), str(shaky.address)), worker_seconds=0.3,
+            daemon.name, experts="worker", workers=(str(lame.address), str(shaky.address)), worker_seconds=30.0,
             told=told,
         )  # fmt: skip
         with far_model(source) as generator:
             assert tokens(generator, COUNT) == expected
             assert set(source.stats.tiers) == {"worker"}
+            # Now that nobody is to be late by chance: so little patience only for the one that will not answer.
+            source._patience = 0.3
             lame.stall()
             assert tokens(generator, 4, "He said that") == tokens(generator, 4, "He said that")
             assert any("did not answer within 0.3 s" in line for line in told)
@@ -145,7 +147,7 @@ def test_a_worker_that_is_killed_costs_no_token_and_is_used_again_when_it_is_bac
             assert any("others do its work" in line for line in told)
             assert source.stats.tiers.keys() > {"worker"}
             worker.start()
-            eventually(lambda: source._links[0].welcome is not None, 20)
+            eventually(lambda: source._links[0].welcome is not None)
             before = source.stats.tiers["worker"]
             assert tokens(generator, COUNT) == expected
             assert source.stats.tiers["worker"] > before
@@ -170,15 +172,15 @@ def test_a_worker_that_leaves_between_two_layers_is_told_and_is_asked_when_it_is
         return source._links[0].welcome is not None
 
     with closing(source):
-        eventually(lambda: not source._answers.empty(), 20)
+        eventually(lambda: not source._answers.empty())
         assert left() == [0, 1, 2, 3]
         assert len([line for line in told if "others do its work" in line]) == 1
         with worker_here(embedded_store, listen=here):
-            eventually(back, 20)
+            eventually(back)
             assert left() == []
-        eventually(lambda: not source._answers.empty(), 20)
+        eventually(lambda: not source._answers.empty())
         with worker_here(embedded_store, listen=here):  # nothing was asked while it was away
-            eventually(back, 20)
+            eventually(back)
             assert left() == []
         assert len([line for line in told if "others do its work" in line]) == 2
 

@@ -16,7 +16,8 @@ from api_server import served
 from daemons import eventually
 
 KEY = "a-key-that-nobody-guesses"
-web = httpx.Client(timeout=30)
+# The server's little patience ends connections that rest, too: none is kept for another request.
+web = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 SHORT = {"model": "tiny", "prompt": "It was", "max_tokens": 2}
 LONG = {"model": "tiny", "prompt": "It was", "max_tokens": 180, "ignore_eos": True}
 
@@ -230,10 +231,18 @@ def test_a_client_that_does_not_read_is_let_go(server):
         # Before it connects, so that the window is small from the start.
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         lazy.connect(("127.0.0.1", server.port))
-        lazy.settimeout(30)
-        lazy.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        lazy.settimeout(60)
+        lazy.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode())
+
+        def connections():
+            return [one for one in list(server.http._server.server_state.connections) if one.client == ours]
+
         ours = lazy.getsockname()
-        eventually(lambda: ours not in [one.client for one in server.http._server.server_state.connections], 60)
+        (theirs,) = eventually(connections)
+        # The kernel would take a whole answer from the server's hands, if it could.
+        theirs.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        lazy.sendall(content)
+        eventually(lambda: not connections())
         answer = read_all(lazy)
     promised = int(re.search(rb"content-length: (\d+)", answer)[1])
     assert promised > 1 << 20

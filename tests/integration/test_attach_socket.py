@@ -44,10 +44,10 @@ class Daemon:
         return self.server.offer(session, block_fd=self.block.fd, event_fd=self.event)
 
     async def attach(self, token):
-        return await asyncio.to_thread(attach, self.path, token, 5.0)
+        return await asyncio.to_thread(attach, self.path, token, 30.0)
 
     async def gone_session(self):
-        return await asyncio.wait_for(self.gone.get(), 10)
+        return await asyncio.wait_for(self.gone.get(), 60)
 
     async def __aenter__(self):
         await self.server.start()
@@ -68,7 +68,7 @@ def connect():
     def connect_to(path):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         made.append(connection)
-        connection.settimeout(10)
+        connection.settimeout(60)
         connection.connect(str(path))
         return connection
 
@@ -333,7 +333,7 @@ def test_a_strange_daemon_is_a_clear_error(tmp_path, answer, error, message):
         thread = threading.Thread(target=answer_one)
         thread.start()
         with pytest.raises(error, match=message):
-            attach(path, b"t" * 32, timeout=0.3 if answer is None else 10)
+            attach(path, b"t" * 32, timeout=0.3 if answer is None else 60)
         over.set()
         thread.join()
 

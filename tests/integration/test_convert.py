@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conversions import CONFIG, SMALL_SHARDS, contents
 
 from tierd.checkpoint import encode
 from tierd.checkpoint.convert import convert
@@ -17,29 +18,6 @@ from tierd.store.store import ExpertStore
 from tierd.store.verification import verify_store
 
 ORACLES = Path(__file__).parent.parent / "oracles"
-
-
-CONFIG = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "num_hidden_layers": 3,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "vocab_size": 50,
-    "mlp_only_layers": [1],
-}
-
-
-SMALL_SHARDS = 8192
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def expert_matrices(store, layer, expert):

@@ -47,7 +47,7 @@ def daemon(serve_module, pattern_store):
 
 
 def families(daemon):
-    answer = httpx.get(f"{daemon.http}/metrics", timeout=10)
+    answer = httpx.get(f"{daemon.http}/metrics", timeout=60)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     return {family.name: family for family in text_string_to_metric_families(answer.text)}
@@ -160,7 +160,7 @@ def test_the_page_may_load_from_the_daemon_alone(daemon):
 
 def test_a_request_head_without_an_end_is_refused(daemon):
     address = httpx.URL(daemon.http)
-    with socket.create_connection((address.host, address.port), timeout=10) as raw, suppress(ConnectionError):
+    with socket.create_connection((address.host, address.port), timeout=60) as raw, suppress(ConnectionError):
         raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         for _ in range(64):
             raw.sendall(b"x" * 65536)
@@ -183,7 +183,7 @@ def test_health_over_grpc_turns_with_a_drain_and_the_drain_ends_the_daemon(serve
     async def health(drain):
         async with grpc.aio.insecure_channel(daemon.address.target, options=CHANNEL_OPTIONS) as channel:
             if drain:
-                await admin_pb2_grpc.AdminServiceStub(channel).Drain(admin_pb2.DrainRequest(deadline_ms=5000))
+                await admin_pb2_grpc.AdminServiceStub(channel).Drain(admin_pb2.DrainRequest(deadline_ms=60_000))
             check = health_pb2_grpc.HealthStub(channel).Check
             return (await check(health_pb2.HealthCheckRequest(service=""))).status
 
@@ -193,7 +193,7 @@ def test_health_over_grpc_turns_with_a_drain_and_the_drain_ends_the_daemon(serve
     assert httpx.get(f"{daemon.http}/healthz").status_code == 200
     holder.close()
     assert waiter.answers(1)[0]
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(60) == 0
     waiter.close()
 
 

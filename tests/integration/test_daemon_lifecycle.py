@@ -239,7 +239,7 @@ def test_a_daemon_of_ones_own_ends_with_its_parent(pattern_store, folder):
             except FileNotFoundError:
                 return True
 
-        eventually(gone, seconds=5)
+        eventually(gone)
 
 
 def test_a_private_daemon_says_why_it_did_not_start(pattern_store):

@@ -9,7 +9,7 @@ from compute_node.commands.opening import open_store
 from compute_node.commands.options import generation_params, load_settings
 from tierd.store.store import ExpertStore
 
-SETTINGS = load_settings(None, max_tokens=128, seed=0)
+SETTINGS = load_settings(None, max_tokens=32, seed=0)
 
 
 def answer(daemon, max_tokens, prompt=PROMPT, prefetch="off"):
@@ -35,7 +35,7 @@ def test_the_tokens_are_those_of_a_node_without_a_daemon(serve, embedded_store, 
     slots = {"2 slots": 2, "10%": 25, "25%": 64, "100%": 256}[arena]
     size = 2 * geometry.slot_bytes if arena == "2 slots" else arena
     daemon = serve(embedded_store, "--arena", size, "--prefetch", prefetch)
-    tokens = 24 if arena == "2 slots" else 64
+    tokens = 12 if arena == "2 slots" else 32
     token_ids, chosen, stats = answer(daemon, tokens, prefetch=prefetch)
     assert token_ids == reference["token_ids"][:tokens]
     counted = eventually(lambda: (s := daemon.stats())["sessions"] == [] and s)
@@ -57,11 +57,11 @@ def test_the_tokens_are_those_of_a_node_without_a_daemon(serve, embedded_store, 
 def test_two_nodes_at_once_get_the_tokens_they_get_alone(serve, node, embedded_store, reference):
     daemon = serve(embedded_store, "--arena", "100%")
     other_prompt = "And God said unto"
-    nodes = [node(daemon, tokens=64), node(daemon, tokens=64, prompt=other_prompt)]
+    nodes = [node(daemon, tokens=32), node(daemon, tokens=32, prompt=other_prompt)]
     first, second = [one.finish() for one in nodes]
     counted = daemon.stats()
-    alone, _, stats = answer(daemon, 64, other_prompt)
-    assert first["token_ids"] == reference["token_ids"][:64]
+    alone, _, stats = answer(daemon, 32, other_prompt)
+    assert first["token_ids"] == reference["token_ids"][:32]
     assert second["token_ids"] == alone
     asked = counted["requests"]
     assert asked["requests"] == first["unique_experts"] + second["unique_experts"]

@@ -58,7 +58,7 @@ def test_insecure_said_aloud_listens_and_reflection_answers_where_it_is_wanted(s
 
     async def names(address):
         async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=10)
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=60)
             await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
             answer = await read_safely(call)
             call.cancel()

@@ -29,29 +29,31 @@ def test_a_prefill_of_one_node_does_not_stall_the_token_of_another(serve, patter
 
     begun = asyncio.Event()
 
-    async def ask(channel, layer, experts, phase, came):
+    async def opened(channel, name):
         call = session_pb2_grpc.SessionServiceStub(channel).OpenSession()
-        await call.write(pb.OpenSessionRequest(hello=pb.Hello(protocol=PROTOCOL, name=str(layer))))
+        await call.write(pb.OpenSessionRequest(hello=pb.Hello(protocol=PROTOCOL, name=name)))
         await read_safely(call)
+        return call
+
+    async def ask(call, layer, experts, phase, came):
         await call.write(pb.OpenSessionRequest(acquire=pb.Acquire(id=1, layer=layer, experts=experts, phase=phase)))
         while sum(origin == layer for origin in came) < len(experts):
             notice = (await read_safely(call)).notice
             came += [layer] * len(notice.ready)
             begun.set()
-        call.cancel()
 
     async def run():
         came = []
         async with grpc.aio.insecure_channel(daemon.address.target, options=CHANNEL_OPTIONS) as channel:
-            other = session_pb2_grpc.SessionServiceStub(channel).OpenSession()
-            await other.write(pb.OpenSessionRequest(hello=pb.Hello(protocol=PROTOCOL, name="idle")))
-            await read_safely(other)
-            prefill = asyncio.ensure_future(ask(channel, 0, range(16), pb.PHASE_PREFILL, came))
+            # All are there before anybody asks: how long it takes to come in has no say in the order.
+            _idle, first, second = calls = [await opened(channel, name) for name in ("idle", "first", "second")]
+            prefill = asyncio.ensure_future(ask(first, 0, range(16), pb.PHASE_PREFILL, came))
             await begun.wait()
-            await ask(channel, 1, [3, 4], pb.PHASE_DECODE, came)
+            await ask(second, 1, [3, 4], pb.PHASE_DECODE, came)
             before = len(came) - 2
             await prefill
-            other.cancel()
+            for call in calls:
+                call.cancel()
         return before, came
 
     before, came = on_loop(run(), seconds=60)

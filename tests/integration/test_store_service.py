@@ -191,7 +191,7 @@ def test_a_client_that_takes_nothing_gives_its_place_to_the_next(folder):
                         pass
                 except grpc.aio.AioRpcError as error:
                     codes.append(error.code().name)
-        await asyncio.wait_for(server.stop(0), 5)
+        await asyncio.wait_for(server.stop(0), 60)
         return received, codes
 
     received, codes = on_loop(run())

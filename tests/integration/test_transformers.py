@@ -6,7 +6,6 @@ import copy
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,8 @@ pytestmark = pytest.mark.oracle
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from tiny_transformers import MODELS, tiny_model  # noqa: E402
 
 from tierd.checkpoint.convert import Conversion, convert  # noqa: E402
 from tierd.checkpoint.quantise import dequantise_int4, dequantise_int8  # noqa: E402
@@ -27,25 +28,10 @@ from tierd.integrations.transformers.experts import StepCancelled  # noqa: E402
 from tierd.integrations.transformers.records import RecordReader  # noqa: E402
 from tierd.store.store import ExpertStore  # noqa: E402
 
-MODELS = json.loads((Path(__file__).parents[1] / "oracles" / "tiny_transformers.json").read_text(encoding="utf-8"))
-
 
 def make(name, folder, dtype=None):
     """A tiny checkpoint of random weights, as `save_pretrained` writes it."""
-    prefix = MODELS[name]["prefix"]
-    config = getattr(transformers, f"{prefix}Config")(**MODELS[name]["config"])
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for _, value in sorted(model.named_parameters()):
-            if value.ndim >= 2:
-                value.copy_(torch.randn(value.shape, generator=generator) * value.shape[-1] ** -0.5)
-        for key, value in model.named_buffers():
-            if key.endswith("tid2eid"):
-                drawn = [torch.randperm(16, generator=generator)[: value.shape[1]] for _ in range(value.shape[0])]
-                value.copy_(torch.stack(drawn))
-    model.to(dtype or torch.float32).save_pretrained(folder)
+    tiny_model(name).to(dtype or torch.float32).save_pretrained(folder)
     return folder
 
 

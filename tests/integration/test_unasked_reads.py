@@ -88,7 +88,7 @@ def evict(daemon, layer, experts):
 
 
 def metric(daemon, name):
-    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return float(re.search(rf"^{re.escape(name)} (\S+)$", text, flags=re.MULTILINE)[1])
 
@@ -186,7 +186,7 @@ def test_an_unasked_use_is_certain_though_the_session_ends_before_the_rest_comes
         if expert == 1:
             # It is in use and the other slots are held, so expert 3 waits for room.
             eventually(lambda: daemon.stats()["requests"]["pending"] == 1)
-            one.source._loop.run(link.close(), seconds=5, what="closing")
+            one.source._loop.run(link.close(), seconds=60, what="closing")
 
     one.visit(0, [1, 3], meanwhile=cut)
     assert one.order == [1, 3]
@@ -235,7 +235,7 @@ def test_native_code_reads_by_addresses_alone(whole, reader, pattern_store):
     after = whole.stats()["requests"]
     assert after["unasked"] - before["unasked"] == after["requests"] - before["requests"] == 6
     # A session that ended is not read by; the next visit gives another mapping.
-    one.source._loop.run(one.source._attached.link.close(), seconds=5, what="closing")
+    one.source._loop.run(one.source._attached.link.close(), seconds=60, what="closing")
     assert one.source.direct is None
     one.visit(0, [1])
     assert one.source.direct.epoch == access.epoch + 1

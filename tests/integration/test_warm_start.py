@@ -187,7 +187,7 @@ def test_the_command_line_pins_and_names_what_is_not_there_and_metrics_show_it(s
     daemon = serve(store.path, "--arena", "50%", http="127.0.0.1:0")
     run = command("tierd", "ctl", "pin", daemon.name, 1, 2, 3)
     assert (run.returncode, run.stdout) == (0, "2 experts are pinned\n")
-    text = httpx.get(f"{daemon.http}/metrics", timeout=10).text
+    text = httpx.get(f"{daemon.http}/metrics", timeout=60).text
     values = {name: float(value) for name, value in re.findall(r"^(tierd_[a-z_]+) ([0-9.e+]+)$", text, re.MULTILINE)}
     arena = daemon.stats()["arena"]
     assert (values["tierd_ram_bytes"], values["tierd_arena_excess_bytes"]) == (arena["ram_bytes"], 0)

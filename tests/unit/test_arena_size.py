@@ -137,4 +137,4 @@ async def test_memory_goes_back_after_each_node_went_a_step_further_or_in_time(m
     await keeper(FakeArena(), GIB, steps=steps)._later_steps()
     assert len(looks) == 5, "session 1 went on, session 2 left"
     monkeypatch.setattr(ram, "_STEP_SECONDS", 0.01)
-    await asyncio.wait_for(keeper(FakeArena(), GIB, steps=lambda: {1: 1})._later_steps(), 5)
+    await asyncio.wait_for(keeper(FakeArena(), GIB, steps=lambda: {1: 1})._later_steps(), 60)
