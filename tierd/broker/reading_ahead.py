@@ -34,6 +34,8 @@ _UNUSED_SHARE: Final = 10
 _UNKNOWN_WORTH: Final = 0.5
 """Of a resident where the policy has no measure: a guess must be likelier right than wrong to take its slot."""
 _SMOOTHING: Final = 0.125
+_HANDOVER_SECONDS: Final = 0.0005
+"""From the end of a read to the beginning of the next one: so much work of reads ahead must wait at the drives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class ReadingAhead:
         self._sessions = sessions
         self._start = start
         self._options = options
-        self._read_seconds = 0.0
+        self._read_seconds = 0.0  # that the drives take for a record while they are busy
+        self._landed_at = 0.0
         self._hinting: dict[int, int] = {}  # session -> the last step that it hinted for
         self._costs = {True: TokenCosts(options.throttle), False: TokenCosts(options.guess_throttle)}
 
@@ -208,7 +211,9 @@ class ReadingAhead:
     def landed(self, flat: int, reading: Reading, *, good: bool) -> None:
         """A read of the expert has ended."""
         if good:
-            seconds = self._clock.time() - reading.begun
+            now = self._clock.time()
+            seconds = now - max(reading.begun, self._landed_at)
+            self._landed_at = now
             smoothing = _SMOOTHING if self._read_seconds else 1.0
             self._read_seconds += smoothing * (seconds - self._read_seconds)
             self.book.arrived(flat)
@@ -253,9 +258,12 @@ class ReadingAhead:
         reading, memory = self._reading, self._memory
         # A session gives back what it holds when it asks again; what it holds is in the way of others only.
         held = memory.granted if len(self._sessions) > 1 else 0
-        most = max(1, memory.slots // _UNUSED_SHARE)
+        # A read that a drive has begun cannot be taken back, and whoever asks next waits for it.
+        depth = self._options.depth()
+        ahead = 1 + int(_HANDOVER_SECONDS / self._read_seconds) if self._read_seconds else depth
+        most = min(ahead, max(1, memory.slots // _UNUSED_SHARE))
         return (
-            len(reading) < self._options.depth()
+            len(reading) < depth
             and len(self.book.reading) < most
             and held + len(reading) + 1 + self._residents.most_at_once <= memory.slots
             and not any(r.waiters for r in reading.values())
