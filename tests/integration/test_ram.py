@@ -15,6 +15,7 @@ import pytest
 from daemons import command, eventually, on_loop
 from sessions import RawSession
 
+from compute_node.bench.arena_share import arena_share
 from tierd.api import store_pb2, store_pb2_grpc
 from tierd.client.arena_source import ArenaSource
 from tierd.client.daemon_control import set_ram
@@ -218,9 +219,10 @@ async def read_from_afar(address):
                 pass
 
 
-def test_private_memory_and_arena_stay_within_the_budget_under_load(serve, store, node):
-    ram, slots = ram_for(20, 3), 20
-    daemon = serve(store.path, "--ram", ram, "--drive-threads", 2, *FEW)
+def test_private_memory_and_arena_stay_within_any_budget_under_load_and_near_it(serve, store, node):
+    budgets = {slots: ram_for(slots, 3) for slots in (64, 48, 32, 20, 12)}
+    arenas = {}
+    daemon = serve(store.path, "--ram", budgets[64], "--drive-threads", 2, *FEW)
     private, ended = [], threading.Event()
 
     def watch():
@@ -228,19 +230,26 @@ def test_private_memory_and_arena_stay_within_the_budget_under_load(serve, store
             private.append(private_bytes(daemon))
 
     watching = threading.Thread(target=watch)
-    far = [threading.Thread(target=on_loop, args=(read_from_afar(daemon.address), 60)) for _ in range(SESSIONS)]
-    with Working(*(node(daemon) for _ in range(SESSIONS - 1))) as working:
-        for thread in (watching, *far):
-            thread.start()
-        working.go_on(2)
-        for thread in far:
-            thread.join()
-        arena = arena_of(daemon, slots)
-    ended.set()
-    watching.join()
-    peak = max(private) + arena["used_bytes"] + arena["excess_bytes"]
-    assert peak <= ram
-    assert ram <= 1.2 * peak, "the sum is not far from what is used"
+    watching.start()
+    try:
+        with Working(*(node(daemon) for _ in range(4))) as working:
+            for slots, ram in budgets.items():
+                assert resize(daemon, slots) == ram
+                far = [threading.Thread(target=on_loop, args=(read_from_afar(daemon.address), 60)) for _ in range(6)]
+                for thread in far:
+                    thread.start()
+                working.go_on(1)
+                for thread in far:
+                    thread.join()
+                arena = arena_of(daemon, slots)
+                arenas[slots] = arena["used_bytes"] + arena["excess_bytes"]
+    finally:
+        ended.set()
+        watching.join()
+    shares = {slots: (arenas[slots] + max(private)) / ram for slots, ram in budgets.items()}
+    print(f"private memory {max(private):,} bytes; of each budget are used: {shares}")
+    # On a quiet machine it is above 0.9; on a busy one fewer transfers meet.
+    assert all(0.8 < share <= 1 for share in shares.values()), shares
 
 
 def test_a_session_that_was_told_more_than_fits_is_ended_with_what_it_held(whole):
@@ -320,17 +329,6 @@ sys.stdin.read()
 """
 
 
-def arena_share(pid):
-    """Resident and proportional bytes of the arena in a process."""
-    sums, inside = {"Rss": 0, "Pss": 0}, False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if not re.match(r"\w+:", line):
-            inside = "tierd-arena" in line
-        elif inside and (found := re.match(r"(Rss|Pss):\s+(\d+) kB", line)):
-            sums[found[1]] += int(found[2]) << 10
-    return sums
-
-
 def test_two_nodes_share_one_copy_of_the_experts(serve, store):
     daemon = serve(store.path, "--arena", "100%", *FEW)
     nodes = [
@@ -348,6 +346,6 @@ def test_two_nodes_share_one_copy_of_the_experts(serve, store):
         for one in nodes:
             one.communicate()
     allocated = daemon.stats()["arena"]["used_bytes"]
-    assert all(share["Rss"] >= ALL * RECORD for share in shares), "each of them sees all experts"
-    assert sum(share["Pss"] for share in shares) <= 1.02 * allocated, "but there is one copy"
+    assert all(share["rss_bytes"] >= ALL * RECORD for share in shares), "each of them sees all experts"
+    assert sum(share["pss_bytes"] for share in shares) <= 1.02 * allocated, "but there is one copy"
     assert daemon.stats()["requests"]["misses"] == ALL, "and each was read once"

@@ -164,6 +164,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     write = begin(context.write(chunk))
+                    del chunk  # a caller that waits for its next turn keeps nothing of the last one
                     done, _ = await asyncio.wait([write], timeout=self._stall_seconds)
                     if not done:
                         break
