@@ -71,6 +71,7 @@ def classes_of(directory):
         if inspect.isclass(value)
         and value.__module__ == module.__name__
         and re.search(r"For(CausalLM|ConditionalGeneration)$", name)
+        and "PreTrainedModel" not in name  # what other classes inherit from
         and getattr(value, "config_class", None) is not None
     ]
     return sorted(found, key=lambda each: not each.__name__.endswith("ForCausalLM"))

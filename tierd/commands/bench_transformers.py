@@ -26,7 +26,9 @@ def transformers(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 8,
     arena: Annotated[int, typer.Option(min=1, max=100, help="Percent of the experts in RAM, beside offload.")] = 25,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="resident, offload or load; repeat it. Default: all.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="resident, offload, offload-by-hand or load; repeat it. Default: all.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Compare with the unmodified model in RAM, and with accelerate's disk offload at the same memory for weights.

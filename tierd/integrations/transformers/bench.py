@@ -1,7 +1,10 @@
 """Decode speed with tierd's experts: beside the unmodified model in RAM, and beside accelerate's disk offload.
 
-All three run the same layer sizes (OLMoE-1B-7B, fewer layers), bf16 on the CPU, on the same given routes, which use
-experts again as often as recorded ones do. Sides take turns token group by token group; a ratio is a median over turns.
+All run the same layer sizes (OLMoE-1B-7B, fewer layers), bf16 on the CPU, on the same given routes, which use experts
+again as often as recorded ones do. Sides take turns token group by token group; a ratio is a median over turns.
+
+accelerate decides by itself what it offloads (`device_map="auto"` with `max_memory`), as people use it: it takes whole
+layers and the LM head, and keeps room for its largest layer. By hand one can do better, and put experts only on disk.
 """
 
 from __future__ import annotations
@@ -27,10 +30,11 @@ from tierd.integrations.transformers.load_memory import measure_load
 from tierd.integrations.transformers.loading import load
 from tierd.policy.drawn_routes import RECORDED
 from tierd.store.manifest import MANIFEST_FILE
+from tierd.store.store import ExpertStore
 
 __all__ = ["PARTS", "Effort", "measure"]
 
-PARTS: Final = ("resident", "offload", "load")
+PARTS: Final = ("resident", "offload", "offload-by-hand", "load")
 _PROMPT: Final = 4
 _WARM_TOKENS: Final = 8
 
@@ -60,19 +64,20 @@ def measure(folder: Path, effort: Effort, parts: tuple[str, ...] = PARTS) -> dic
     """Makes checkpoint and store in `folder`, which are kept there, and measures.
 
     Returns:
-        For JSON: `resident_ratio`, `offload_ratio`, `load_within` (see `measure_load`), None where not measured; raw
-        sides and circumstances.
+        For JSON: `resident_ratio`, `offload_ratio`, `offload_by_hand_ratio`, `load_within` (see `measure_load`), None
+        where not measured; raw sides and circumstances.
     """
     if effort.threads is not None:
         torch.set_num_threads(effort.threads)
     config = OLMOE_1B_7B | {"num_hidden_layers": effort.layers}
     checkpoint, store = folder / f"olmoe-{effort.layers}-checkpoint", folder / f"olmoe-{effort.layers}-store"
-    answer: dict[str, Any] = {"resident_ratio": None, "offload_ratio": None, "load_within": None, "details": {}}
+    answer: dict[str, Any] = dict.fromkeys(("resident_ratio", "offload_ratio", "offload_by_hand_ratio", "load_within"))
+    answer["details"] = {}
     if "load" in parts:
         effort.say("loading a store of OLMoE-1B-7B's sizes")
         answer["details"]["load"] = measure_load(folder)
         answer["load_within"] = answer["details"]["load"]["within"]
-    if not {"resident", "offload"} & set(parts):
+    if not set(parts) - {"load"}:
         return answer | {"void": False, "foreign_cpu_share": 0.0}
     effort.say("checkpoint and store, which are made at the first run and may take minutes")
     make_checkpoint(checkpoint, config)
@@ -96,9 +101,11 @@ def measure(folder: Path, effort: Effort, parts: tuple[str, ...] = PARTS) -> dic
     if "resident" in parts:
         answer["details"]["resident"] = _resident(checkpoint, store, routes, effort)
         answer["resident_ratio"] = answer["details"]["resident"]["ratio"]
-    if "offload" in parts:
-        answer["details"]["offload"] = _offload(checkpoint, store, folder / "offload", routes, effort)
-        answer["offload_ratio"] = answer["details"]["offload"]["ratio"]
+    for part in ("offload", "offload-by-hand"):
+        if part in parts:
+            found = _offload(checkpoint, store, folder / part, routes, effort, by_hand=part == "offload-by-hand")
+            answer["details"][part] = found
+            answer[f"{part.replace('-', '_')}_ratio"] = found["ratio"]
     answer["foreign_cpu_share"] = others.share()
     answer["void"] = answer["foreign_cpu_share"] > TOO_MUCH
     return answer
@@ -111,6 +118,8 @@ class _Side:
         force_routes(model, routes)
         self.model = model
         self.speeds: list[float] = []
+        self.read_bytes = 0
+        self.tokens = 0
         self._before = before
         with torch.inference_mode():
             answer = model(input_ids=torch.arange(1, _PROMPT + 1)[None], use_cache=True)
@@ -120,13 +129,15 @@ class _Side:
     def run(self, tokens: int) -> float:
         """Decodes so many tokens; tokens per second, without what `before` takes."""
         seconds = 0.0
+        self.tokens += tokens
         for _ in range(tokens):
             self._before()
-            begun = time.perf_counter()
+            read, begun = _bytes_read(), time.perf_counter()
             with torch.inference_mode():
                 answer = self.model(input_ids=self._token, **with_cache(self.model, self._past))
                 self._token = answer.logits[:, -1:].argmax(-1)
             seconds += time.perf_counter() - begun
+            self.read_bytes += _bytes_read() - read
         return tokens / seconds
 
     def turn(self, tokens: int) -> None:
@@ -157,39 +168,62 @@ def _resident(checkpoint: Path, store: Path, routes: np.ndarray, effort: Effort)
         gc.collect()
 
 
-def _offload(checkpoint: Path, store: Path, scratch: Path, routes: np.ndarray, effort: Effort) -> dict[str, Any]:
+def _offload(
+    checkpoint: Path, store: Path, scratch: Path, routes: np.ndarray, effort: Effort, *, by_hand: bool
+) -> dict[str, Any]:
     effort.say("a share of the experts in RAM: accelerate's disk offload, and tierd")
     scratch.mkdir(parents=True, exist_ok=True)
+    for old in scratch.iterdir():
+        old.unlink()
+    manifest = ExpertStore.open(store).manifest
+    memory = manifest.dense_bytes + int(effort.arena * manifest.geometry.expert_bytes)
     kept = round(effort.arena * effort.layers)
-    places: dict[str, str] = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
-    places["lm_head"] = "cpu"
-    for layer in range(effort.layers):
-        prefix = f"model.layers.{layer}"
-        for part in ("self_attn", "input_layernorm", "post_attention_layernorm", "mlp.gate"):
-            places[f"{prefix}.{part}"] = "cpu"
-        places[f"{prefix}.mlp.experts"] = "cpu" if layer < kept else "disk"
+    placed: dict[str, Any] = (
+        {"device_map": _places(effort.layers, kept)}
+        if by_hand
+        else {"device_map": "auto", "max_memory": {"cpu": memory}}
+    )
     with quiet():
         offloaded = model_class(config_of(checkpoint)).from_pretrained(
-            checkpoint, dtype=torch.bfloat16, device_map=places, offload_folder=str(scratch)
+            checkpoint, dtype=torch.bfloat16, offload_folder=str(scratch), **placed
         )
+    on_disk = sorted(name for name, place in offloaded.hf_device_map.items() if place == "disk")
     tiered = load(store, dtype=torch.bfloat16, arena=f"{100 * effort.arena:g}%", name="bench")
-    files = [*scratch.glob("*.dat"), *checkpoint.glob("*.safetensors")]
+    files = [*scratch.glob("*.safetensors"), *checkpoint.glob("*.safetensors")]
     try:
         sides = [_Side(offloaded.eval(), routes, lambda: _forget_pages(files)), _Side(tiered, routes)]
         sides[1].run(2 * routes.shape[1] * _WARM_TOKENS)
-        _alternate(sides, effort)
         stats = tiered.tierd.stats
+        sides[0].read_bytes = sides[0].tokens = 0
+        before = (stats.requested, stats.outcomes["hit"], sides[1].tokens)
+        _alternate(sides, effort)
+        asked, hits = stats.requested - before[0], stats.outcomes["hit"] - before[1]
+        missed = (asked - hits) / (sides[1].tokens - before[2])
         found = _compared(sides[1], sides[0], "offload")
         found |= {
-            "layers_in_ram": kept,
+            "weights_memory_bytes": memory,
+            "on_disk": on_disk,
             "arena_share": effort.arena,
-            "share_of_hits": stats.outcomes["hit"] / max(1, stats.requested),
+            "share_of_hits": hits / max(1, asked),
+            "offload_read_bytes_per_token": sides[0].read_bytes / max(1, sides[0].tokens),
+            "tierd_read_bytes_per_token": missed * manifest.geometry.slot_bytes,
         }
         return found
     finally:
         tiered.tierd.close()
         del offloaded, tiered
         gc.collect()
+
+
+def _places(layers: int, kept: int) -> dict[str, str]:
+    """The experts of some layers in RAM, those of the others on disk, all else in RAM."""
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        for part in ("self_attn", "input_layernorm", "post_attention_layernorm", "mlp.gate"):
+            places[f"{prefix}.{part}"] = "cpu"
+        places[f"{prefix}.mlp.experts"] = "cpu" if layer < kept else "disk"
+    return places
 
 
 def _alternate(sides: list[_Side], effort: Effort) -> None:
@@ -216,6 +250,14 @@ def _fill(tiered: Any, effort: Effort) -> None:
         for first in range(0, entry.experts, geometry.top_k):
             wanted = list(range(first, min(first + geometry.top_k, entry.experts)))
             source.visit(entry.layer, wanted, lambda *_: None, step=runtime.step, phase=runtime.phase(1))
+
+
+def _bytes_read() -> int:
+    """That this process has had fetched from drives, by reads and by touching mapped files (proc(5), io)."""
+    for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    return 0
 
 
 def _forget_pages(files: list[Path]) -> None:

@@ -19,7 +19,9 @@ from tierd.checkpoint.quantisation import Coding, Quantisation
 from tierd.checkpoint.reader import Checkpoint, SourceTensor, missing_tensors
 from tierd.errors import UnsupportedModel
 from tierd.integrations.transformers.architecture import config_of, empty_model, text_config
+from tierd.integrations.transformers.experts import tiered_experts
 from tierd.integrations.transformers.interface import ExpertsModule, experts_modules
+from tierd.integrations.transformers.off_interface import adopt
 from tierd.integrations.transformers.published import Parameter, collect
 from tierd.store.manifest import Interface, InterfaceModule
 
@@ -58,6 +60,7 @@ def resolve_by_transformers(checkpoint: Checkpoint) -> GenericModel:
         )
     config = config_of(checkpoint.folder)
     model = empty_model(config)
+    adopt(model, tiered_experts)
     modules = experts_modules(model)
     wanted = {f"{module.path}.{name}" for module in modules for name in module.parameters}
     mapping = get_model_conversion_mapping(model)

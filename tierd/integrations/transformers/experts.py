@@ -128,6 +128,59 @@ class _Rows:
     tokens: torch.Tensor | None
 
 
+class _Single:
+    """Outputs of the experts of one token, for all of whose places there is one: the step of a decode.
+
+    Few calls of torch: each costs as much as a small part of an expert.
+    """
+
+    def __init__(self, wanted: dict[int, _Rows], weights: torch.Tensor) -> None:
+        self._wanted = wanted
+        self._weights = weights
+        self._outputs: list[Any] = [None] * len(wanted)
+
+    def inputs(self, expert: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The rows that an expert is applied to."""
+        del expert
+        return hidden
+
+    def put(self, expert: int, output: torch.Tensor) -> None:
+        """An expert's output for them; what it had put before is forgotten."""
+        self._outputs[self._wanted[expert].places] = output
+
+    def sum(self) -> torch.Tensor:
+        """[1, H]: all outputs times their weights, added in router order."""
+        outputs = torch.cat(self._outputs) * self._weights.reshape(-1, 1)
+        return outputs[None].sum(dim=1)
+
+
+class _Scattered:
+    """Outputs of the experts of several tokens, each in a row of its own; places without an expert are zero."""
+
+    def __init__(self, wanted: dict[int, _Rows], hidden: torch.Tensor, weights: torch.Tensor, *, whole: bool) -> None:
+        make = hidden.new_empty if whole else hidden.new_zeros
+        tokens, k = weights.shape
+        self._wanted = wanted
+        self._shape = (tokens, k, -1)
+        self._scales = weights.reshape(-1, 1)
+        self._rows = make(tokens * k, hidden.shape[-1], dtype=torch.promote_types(hidden.dtype, weights.dtype))
+
+    def inputs(self, expert: int, hidden: torch.Tensor) -> torch.Tensor:
+        """See `_Single`."""
+        tokens = self._wanted[expert].tokens
+        return hidden if tokens is None else hidden[tokens]
+
+    def put(self, expert: int, output: torch.Tensor) -> None:
+        """See `_Single`."""
+        places = self._wanted[expert].places
+        scaled = output * self._scales[places]
+        self._rows[places] = scaled[0] if isinstance(places, int) else scaled
+
+    def sum(self) -> torch.Tensor:
+        """[tokens, H]; see `_Single`."""
+        return self._rows.view(self._shape).sum(dim=1)
+
+
 class BoundExperts:
     """A module's experts in a store.
 
@@ -165,18 +218,13 @@ class BoundExperts:
 
     def _run(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         runtime, source, layer = self._runtime, self._runtime.source, self._layer
-        tokens, k = index.shape
+        tokens = len(index)
         wanted, whole = _by_expert(index, self._experts)
-        make = hidden.new_empty if whole else hidden.new_zeros
-        rows = make(tokens * k, hidden.shape[-1], dtype=torch.promote_types(hidden.dtype, weights.dtype))
-        scales = weights.reshape(-1, 1)
+        alone = tokens == 1 and len(wanted) == index.numel()
+        rows = _Single(wanted, weights) if alone else _Scattered(wanted, hidden, weights, whole=whole)
 
         def compute(expert: int, given: ExpertWeights) -> None:
-            where = wanted[expert]
-            x = hidden if where.tokens is None else hidden[where.tokens]
-            places = where.places
-            y = self._apply(x, given) * scales[places]
-            rows[places] = y[0] if isinstance(places, int) else y
+            rows.put(expert, self._apply(rows.inputs(expert, hidden), given))
 
         phase = runtime.phase(tokens)
         experts = list(wanted)
@@ -207,7 +255,7 @@ class BoundExperts:
             spend_free_time()
         if tier is not None:
             tier.keep(layer, runtime.step, held, fetched, prefill=phase is Phase.PREFILL)
-        return rows.view(tokens, k, -1).sum(dim=1).to(hidden.dtype)
+        return rows.sum().to(hidden.dtype)
 
     def _apply(self, x: torch.Tensor, given: ExpertWeights) -> torch.Tensor:
         """One expert's output for rows x [n, H], before the routing weight."""

@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from tierd.checkpoint.source import TEXT_FILES
 from tierd.client.open import open_source
 from tierd.client.source import ExpertSource, SourceStats, StoreView
 from tierd.errors import StoreDamaged, UnsupportedModel, UsageError
@@ -20,6 +21,7 @@ from tierd.integrations.transformers.dense import lazy_state
 from tierd.integrations.transformers.experts import BINDING, BoundExperts, ExpertsRuntime, tiered_experts
 from tierd.integrations.transformers.hints import find_router
 from tierd.integrations.transformers.interface import ExpertsModule, experts_modules, is_on_interface
+from tierd.integrations.transformers.off_interface import adopt
 from tierd.integrations.transformers.records import RecordReader
 from tierd.integrations.transformers.vram import DeviceTier
 from tierd.policy.policies import make_policy
@@ -33,18 +35,6 @@ IMPLEMENTATION = "tierd"
 """Name of the experts function in transformers' registry."""
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
-_TEXT_FILES_OF_TOKENIZER = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 
 def attach() -> None:
@@ -79,11 +69,16 @@ class Tier:
     def tokenizer(self) -> Any:
         """The tokenizer of the store, with its chat template; UsageError if the store has none."""
         with tempfile.TemporaryDirectory(prefix="tierd-") as scratch:
-            names = _copy_texts(self.source.store, Path(scratch), _TEXT_FILES_OF_TOKENIZER)
+            names = _copy_texts(self.source.store, Path(scratch), TEXT_FILES)
             if not {"tokenizer.json", "tokenizer.model", "vocab.json"} & set(names):
                 raise UsageError("this store has no tokenizer")
+            own_code = "tokenizer_config.json" in names and b'"auto_map"' in self.source.store.read_file(
+                "tokenizer_config.json"
+            )
+            # A checkpoint's own code is not run; where it names some, tokenizer.json says the same.
+            kind = transformers.PreTrainedTokenizerFast if own_code else transformers.AutoTokenizer
             with quiet():
-                return transformers.AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
+                return kind.from_pretrained(scratch)
 
     def close(self) -> None:
         """End the session with the daemon, and a private daemon with it. The model cannot run any more."""
@@ -263,6 +258,7 @@ def _without_experts(cls: type[Any]) -> type[Any]:
 
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
         cls.__init__(self, *arguments, **options)
+        adopt(self, tiered_experts)
         for module in self.modules():
             if is_on_interface(module):
                 _strip(module)
