@@ -92,7 +92,7 @@ def measure_decode(
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     watched = Timeline() if timeline is not None else None
     with ExitStack() as stack:
-        options = ["--http", "off", "--log-level", "warning", *daemon_options]
+        options = ["--http", "off", "--log-level", "warning", "--prefetch", prefetch, *daemon_options]
         daemon = PrivateDaemon(store.path, "--arena", arena, *options)
         stack.callback(daemon.stop)
         view = DenseView(store, dense)

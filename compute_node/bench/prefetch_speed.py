@@ -23,6 +23,8 @@ from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.arena_source import ArenaSource
+from tierd.client.daemon_stats import fetch_stats
+from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.errors import TierdError, UsageError
 from tierd.policy.drawn_routes import RECORDED
@@ -31,6 +33,7 @@ from tierd.prefetch.throttle import Throttle
 __all__ = ["CASES", "check_cases", "measure_speed"]
 
 _NUMERICS: Final = "fast"
+_CALL_SECONDS: Final = 30.0
 _RESIDENT: Final = "everything resident"
 
 
@@ -95,6 +98,7 @@ class _Bench:
         daemon = PrivateDaemon(folder, *options)
         stack.callback(daemon.stop)
         self.daemon = daemon.pid
+        self.address = daemon.address
         self.source = ArenaSource(
             daemon.address, view, name="bench", numerics=_NUMERICS, kernel_path=kernel_path(), gone=daemon.gone
         )
@@ -102,6 +106,13 @@ class _Bench:
         how = ModelOptions(numerics=_NUMERICS, context=len(routes) + 1, threads=threads)
         self.model = stack.enter_context(Model(self.source, how, adapt=lambda program: force_routes(program, routes)))
         self._tokens = len(routes)
+
+    def hinted(self) -> dict[str, int]:
+        """What became of hinted experts since the daemon started."""
+        fetching = fetch_stats(self.address)
+        counts = LoopThread.shared().run(fetching, seconds=_CALL_SECONDS, what="the daemon's counts").prefetch
+        ended = {name: int(getattr(counts, name).experts) for name in ("used", "late", "wasted", "cancelled")}
+        return ended | {f"dropped: {why}": int(tally.experts) for why, tally in counts.dropped.items()}
 
     def run(self, hints: DrawnHints | None) -> _Run:
         """The whole text once, from its beginning."""
@@ -216,7 +227,7 @@ def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds:
     bench.run(None)
     for _ in range(settling):
         bench.run(hints)
-    quiet = Quiet(beside=[bench.daemon])
+    quiet, hinted = Quiet(beside=[bench.daemon]), bench.hinted()
     with quiet:
         for number in range(rounds):
             # The order turns round, so that a drift of the machine touches both alike.
@@ -238,6 +249,7 @@ def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds:
         "off_misses_per_token": [run.missed for run in sides["off"]],
         "on_misses_per_token": [run.missed for run in sides["on"]],
         "bytes_per_second": rate,
+        "hinted": {name: count - hinted[name] for name, count in bench.hinted().items()},
         "throttle_level": hints.throttle.level,
         "logits": [run.logits for side in sides.values() for run in side],
         **quiet.report(),

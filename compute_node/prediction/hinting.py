@@ -101,6 +101,7 @@ class Hinting:
         self._tokens = TokenScores(table, experts, geometry.top_k)
         self.guesses = LayerGuesses(experts, geometry.top_k)
         self._union = UnionGuess(look, run, self._layers, geometry.top_k)
+        self._rehearse()
         self._step = 0
         self._rows: list[int] = []
         self._many = False
@@ -167,6 +168,14 @@ class Hinting:
         """The step is complete; it took so long."""
         self._learn()
         self.throttle.token(seconds)
+
+    def _rehearse(self) -> None:
+        """Guess and learn once, so that what compiles at its first use does so now and not within a step."""
+        scores = self._tokens.of(0, 0)
+        rehearsal = LayerGuess(len(scores), self._top_k)
+        guess = rehearsal.guess(scores, scores, np.ones(len(scores), np.bool_))
+        if guess is not None:
+            rehearsal.learn(guess, np.zeros(self._top_k, np.int32), scores)
 
     def _learn(self) -> None:
         """What the routers said, in time that costs nothing, or at the latest when the step is done."""
