@@ -198,4 +198,5 @@ def _expected(reference: OracleReference) -> NDArray[np.float32]:
 def _distances(truth: NDArray[Any], found: NDArray[Any], reference: OracleReference) -> NDArray[np.float64]:
     """Row by row the largest distance of a logit, in units of the reference's scale, as far as both have rows."""
     rows = min(len(truth), len(found))
-    return np.abs(truth[:rows].astype(np.float64) - found[:rows]).max(axis=1) / reference.scale
+    farthest: NDArray[np.float64] = np.abs(truth[:rows].astype(np.float64) - found[:rows]).max(axis=1)
+    return farthest / reference.scale

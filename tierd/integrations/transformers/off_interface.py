@@ -57,7 +57,7 @@ def adopt(model: nn.Module, apply: Apply) -> None:
         for name, value in (_USUAL | dict(adapter.attributes)).items():
             setattr(module, name, value)
         if not hasattr(module, "_apply_gate"):
-            module._apply_gate = partial(_gate, module)  # type: ignore[assignment]  # noqa: SLF001
+            module._apply_gate = partial(_gate, module)  # noqa: SLF001
         module.forward = partial(adapter.forward, module, apply)
 
 
