@@ -29,6 +29,13 @@ SHARDS, RECORDS = 3, 8
 SIZES = (4096, 20480, 69632)
 
 
+def record_of(expert):
+    """Bytes of which each follows from the expert and its place."""
+    size = SIZES[expert % len(SIZES)]
+    turn = bytes((expert * 7 + n) & 0xFF for n in range(251))
+    return (turn * -(-size // len(turn)))[:size]
+
+
 class OneSlot:
     """Memory of a single attempt, with no spare."""
 
@@ -55,7 +62,7 @@ class Drive:
                 file.write(b"header".ljust(4096))
                 for index in range(RECORDS):
                     expert = shard * RECORDS + index
-                    data = bytes((expert * 7 + n % 251) & 0xFF for n in range(SIZES[expert % len(SIZES)]))
+                    data = record_of(expert)
                     self.reads.append(
                         RecordRead(expert, shard, index, shard, file.tell(), len(data), xxhash.xxh3_64_intdigest(data))
                     )

@@ -16,11 +16,15 @@ from pathlib import Path
 import httpx
 import pytest
 from api_server import served
-from daemons import command, eventually
+from daemons import eventually
+from inside import commands
 from prometheus_client.parser import text_string_to_metric_families
 from sessions import RawSession
 
+from compute_node.commands import metrics as node_metrics
 from tierd.api import session_pb2 as pb
+from tierd.commands import metrics
+from tierd.errors import UsageError
 from tierd.store.synthetic import make_store
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -294,14 +298,13 @@ def test_a_real_geometry_and_many_clients_have_the_same_series(serve, tmp_path):
 
 
 def test_the_reference_table_is_the_one_that_the_command_prints():
-    run = command("tierd", "metrics", "--doc")
-    assert run.returncode == 0
-    assert (DEPLOY / "metrics.md").read_text().endswith("\n\n" + run.stdout)
-    node = command("compute_node", "metrics", "--doc")
-    assert (DEPLOY / "node-metrics.md").read_text().endswith("\n\n" + node.stdout)
-    refused = command("tierd", "metrics")
-    assert refused.returncode == 2
-    assert "--doc" in refused.stderr
+    for module, document in ((metrics, "metrics.md"), (node_metrics, "node-metrics.md")):
+        run = commands(module)
+        shown = run("--doc")
+        assert shown.exit_code == 0
+        assert (DEPLOY / document).read_text().endswith("\n\n" + shown.stdout)
+        with pytest.raises(UsageError, match="--doc"):
+            run()
 
 
 def test_after_faults_and_load_the_sums_add_up(daemon, prometheus):

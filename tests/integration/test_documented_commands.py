@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,14 @@ def typed(tmp_path_factory):
     return found
 
 
+@cache
+def whole_command():
+    return typer.main.get_command(build_app())
+
+
 def parse(words):
     """What the real command line makes of these words, without running anything."""
-    command, rest, path = typer.main.get_command(build_app()), list(words), []
+    command, rest, path = whole_command(), list(words), []
     while rest and rest[0] in getattr(command, "commands", {}):
         path.append(rest.pop(0))
         command = command.commands[path[-1]]
