@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LEAST_PROBABILITY", "Throttle"]
+__all__ = ["LEAST_PROBABILITY", "SECOND_WINDOW", "Throttle"]
 
 LEAST_PROBABILITY: Final = (2.0, 0.6, 0.3, 0.1)
 """By level: probability that a guess must have; nothing has that of level 0."""
 
 _WINDOW: Final = 8
 """Tokens of a window: the load of a drive hardly changes within so few."""
+SECOND_WINDOW: Final = 3 * _WINDOW // 2
+"""Of a throttle behind another one: over 48 tokens such windows meet as many of the other's trial as not, whatever the
+phase. With equal windows each could be off just while the other one tries, and both would see no gain."""
 _PAIRS: Final = 4
 _REST: Final = 8
 _LONGEST_REST: Final = 128
@@ -34,13 +37,15 @@ class Throttle:
     Args:
         level: to begin with; the highest if None.
         fixed: stay there, whatever it costs.
+        window: tokens of a window.
 
     Attributes:
         base: the level between trials.
     """
 
-    def __init__(self, level: int | None = None, *, fixed: bool = False) -> None:
+    def __init__(self, level: int | None = None, *, fixed: bool = False, window: int = _WINDOW) -> None:
         self._fixed = fixed
+        self._window = window
         self.base = len(LEAST_PROBABILITY) - 1 if level is None else level
         self._trial: int | None = None
         self._turns = 0  # trials begun so far
@@ -70,7 +75,7 @@ class Throttle:
             # The first token of a window still feels the level before.
             self._costs[self._trying].append(cost)
         self._tokens += 1
-        if self._tokens < _WINDOW:
+        if self._tokens < self._window:
             return
         self._tokens = 0
         self._windows += 1

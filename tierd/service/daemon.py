@@ -29,7 +29,7 @@ from tierd.observe.watched_policy import WatchedPolicy
 from tierd.policy.policies import make_policy
 from tierd.policy.waves import wave_size
 from tierd.prefetch.history_guess import HistoryGuess
-from tierd.prefetch.throttle import Throttle
+from tierd.prefetch.throttle import SECOND_WINDOW, Throttle
 from tierd.rpc import plain_object
 from tierd.service.admin_service import AdminService
 from tierd.service.attaching import ArenaAttacher
@@ -308,7 +308,9 @@ class Daemon:
         return PrefetchOptions(
             depth=lambda: self._drives.depth,
             most_per_hint=_HINTED_PER_CHOSEN * geometry.top_k,
-            throttle=Throttle(0 if mode is PrefetchMode.OFF else None, fixed=mode is not PrefetchMode.AUTO),
+            throttle=Throttle(
+                0 if mode is PrefetchMode.OFF else None, fixed=mode is not PrefetchMode.AUTO, window=SECOND_WINDOW
+            ),
             guesses=guesses,
             # It is off until a trial has shown that it pays.
             guess_throttle=Throttle(0) if guess is PrefetchMode.AUTO else None,
