@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 COVERAGE_FLOOR := 85
+SOAK_SECONDS ?= 60
 TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links pyproject.toml
@@ -30,8 +31,10 @@ check: setup  ## lint, format, types, import rules, protocol, generated stubs, p
 bench: setup  ## measure the main job on real geometries
 	@$(BIN)/python tests/bench/main_job.py
 
-soak: setup  ## run the stress tests for long, and let hypothesis explore
-	@$(BIN)/python -m pytest -m "soak or stress or hypothesis" --soak-factor=2000 --hypothesis-profile=explore --timeout=1800
+soak: setup  ## run the stress tests for long, and let hypothesis explore (half an hour)
+	@$(BIN)/python -m pytest -m stress --soak-seconds=$(SOAK_SECONDS) --timeout=600
+	@$(BIN)/python -m pytest -m soak --timeout=1200
+	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore --timeout=600
 
 proto: setup  ## generate tierd/api from proto/
 	@.ci/generate .

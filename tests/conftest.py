@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import os
+import secrets
 import tempfile
+import time
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -32,7 +36,7 @@ settings.register_profile(
     max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("deterministic")
 
 # A child process that dies in native code says where.
@@ -77,7 +81,7 @@ def pytest_addoption(parser):
         help="event loop of asyncio tests (add --asyncio-debug for asyncio's debug mode)",
     )
     parser.addoption(
-        "--soak-factor", type=int, default=1, metavar="N", help="do N times the rounds of every stress test"
+        "--soak-seconds", type=float, default=0.0, metavar="S", help="let every stress test go on for S seconds"
     )
 
 
@@ -86,16 +90,41 @@ def pytest_asyncio_loop_factories(config, item):  # noqa: ARG001  # the hook's s
     return {name: LOOPS[name]}
 
 
+class Soak:
+    """How long a stress test goes on: for its usual rounds or seconds in `make test`, and for longer in `make soak`.
+
+    Attributes:
+        seconds: as `--soak-seconds` says; 0 without it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def rounds(self, usual: int) -> Iterator[int]:
+        """Count rounds: the usual ones, or all that begin within the seconds, but no fewer."""
+        until = time.monotonic() + self.seconds
+        for number in itertools.count():
+            if number >= usual and time.monotonic() >= until:
+                return
+            yield number
+
+    def seed(self, usual: int) -> int:
+        """The usual seed, or one that nobody has tried; it is printed."""
+        seed = secrets.randbits(32) if self.seconds else usual
+        print(f"seed {seed}")
+        return seed
+
+
 @pytest.fixture(scope="session")
-def soak_factor(pytestconfig) -> int:
-    """Return how many times its usual rounds a stress test should do; such a test also bears the marker `stress`."""
-    return pytestconfig.getoption("--soak-factor")
+def soak(pytestconfig) -> Soak:
+    """Return how long a stress test goes on; such a test also bears the marker `stress`."""
+    return Soak(pytestconfig.getoption("--soak-seconds"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "soak_factor" in getattr(item, "fixturenames", ()):
+        if "soak" in getattr(item, "fixturenames", ()):
             item.add_marker("stress")
 
 

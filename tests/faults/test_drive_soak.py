@@ -46,8 +46,9 @@ async def one_of_many(rig, rng):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_no_wrong_byte_no_hang_and_nothing_left_behind(tmp_path, seed, soak_factor):
+async def test_no_wrong_byte_no_hang_and_nothing_left_behind(tmp_path, seed, soak):
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    seed = soak.seed(seed)
     rng = random.Random(seed)
     store = make_toy(tmp_path / "store")
     mirror = copy_of(store, tmp_path / "mirror")
@@ -55,7 +56,7 @@ async def test_no_wrong_byte_no_hang_and_nothing_left_behind(tmp_path, seed, soa
     try:
         async with Rig(store, slots=6, mirror=(str(mirror),), fault_plan=plan, drive_threads=3) as rig:
             before = 0
-            for number in range(ROUNDS * soak_factor):
+            for number in soak.rounds(ROUNDS):
                 work = [one_of_many(rig, rng) for _ in range(64)]
                 async with asyncio.timeout(2 * DEADLINE):
                     errors = [e for e in await asyncio.gather(*work, return_exceptions=True) if e is not None]

@@ -16,6 +16,7 @@ from tierd.store.store import ExpertStore
 
 TOKENS = [100 + 37 * place for place in range(32)]
 MOST_ROUNDS = 40
+ENOUGH = 5
 
 
 class Torn(InProcess):
@@ -72,17 +73,17 @@ def logits(model):
 
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_step_among_overwritten_records_gives_the_same_bits(embedded_store, numerics, threads, soak_factor):
+def test_a_step_among_overwritten_records_gives_the_same_bits(embedded_store, numerics, threads, soak):
     options = ModelOptions(context=64, numerics=numerics, threads=threads)
     store = ExpertStore.open(embedded_store)
     with Model(InProcess(store), options) as model:
         expected = logits(model)
-    source, enough = Torn(store), 5 * soak_factor
+    source = Torn(store)
     with Model(source, options) as model:
         np.testing.assert_array_equal(logits(model), expected)
         with source.at_work():
-            for _ in range(MOST_ROUNDS * soak_factor):
+            for _ in soak.rounds(MOST_ROUNDS):
                 np.testing.assert_array_equal(logits(model), expected)
-                if source.stats.discarded >= enough:
+                if source.stats.discarded >= ENOUGH and not soak.seconds:
                     break
     assert source.stats.discarded > 0

@@ -301,14 +301,14 @@ def test_closing_ends_what_runs_and_what_waits(rig):
     assert {here.reason(key) for key in ("runs", "waits")} == {FinishReason.CANCELLED}
 
 
-def test_requests_of_any_order_are_all_answered_and_every_page_comes_back(rig, soak_factor):
+def test_requests_of_any_order_are_all_answered_and_every_page_comes_back(rig, soak):
     """Many threads submit and cancel at random."""
     here = rig(sequences=4, max_waiting=8)
     answered = queue.SimpleQueue()
 
     def client(seed):
         generator = np.random.default_rng(seed)
-        for _ in range(12 * soak_factor):
+        for _ in soak.rounds(12):
             gone, seen = threading.Event(), []
 
             def hear(events, gone=gone, seen=seen):
@@ -332,7 +332,7 @@ def test_requests_of_any_order_are_all_answered_and_every_page_comes_back(rig, s
     for thread in clients:
         thread.start()
     for thread in clients:
-        thread.join(120 * soak_factor)
+        thread.join(120 + soak.seconds)
     assert here.engine.stats().requests == answered.qsize() > 20
     assert {answered.get() for _ in range(answered.qsize())} == {1}
 
