@@ -143,6 +143,7 @@ class ScaleTable:
         scale_bytes: of one stored scale.
         rows: byte pointers to the float32 scales of activation rows, one per block, which can be read in eights; empty
             where activations have none.
+        widened: is called with a column, sixteen scales of its weights and the number of their span.
     """
 
     def __init__(
@@ -152,9 +153,10 @@ class ScaleTable:
         widen: Callable[[Builder, Any], Any],
         scale_bytes: int,
         rows: list[Any] | None = None,
+        widened: Callable[[int, Any, Any], None] | None = None,
     ) -> None:
         self._builder, self._scales, self._widen, self._bytes = builder, scales, widen, scale_bytes
-        self._rows = rows or []
+        self._rows, self._widened = rows or [], widened
         table = cgutils.alloca_once(builder, ir.ArrayType(F32, len(scales) * max(1, len(self._rows)) * LANES))
         self._table = builder.bitcast(table, I8.as_pointer())
 
@@ -164,6 +166,8 @@ class ScaleTable:
         own = [self._doubled(row, span) for row in self._rows]
         for column, start in enumerate(self._scales):
             wide = self._widen(builder, lanes.offset(builder, start, times(builder, span, LANES * self._bytes)))
+            if self._widened is not None:
+                self._widened(column, wide, span)
             for number, factors in enumerate(own or [None]):
                 value = wide if factors is None else builder.fmul(wide, factors)
                 place = lanes.offset(builder, self._table, (number * len(self._scales) + column) * LANES * 4)

@@ -25,7 +25,16 @@ from compute_node.kernels.block_codes import (
     widen_bf16_scales,
     widen_exponents,
 )
-from compute_node.kernels.dots import LINE, Builder, LaneSums, padded_copy, pointers, prefetch_lines, signature_of
+from compute_node.kernels.dots import (
+    LINE,
+    Builder,
+    LaneSums,
+    in_tiles,
+    padded_copy,
+    pointers,
+    prefetch_lines,
+    signature_of,
+)
 from compute_node.kernels.integer_dots import every, factor_at, i64, times
 from compute_node.kernels.lanes import F32, I8, I32, LANES
 
@@ -152,7 +161,11 @@ def _generate(dots: Callable[..., list[Any]]) -> Callable[..., Any]:
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-        totals = dots(builder, data, scales, inputs, arguments[3], ahead)
+
+        def some(parts: list[list[Any]], following: Any) -> list[Any]:
+            return dots(builder, *parts, inputs, arguments[3], following)
+
+        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return generate

@@ -1,17 +1,18 @@
 """Dot products of weights in `mxfp4` and `int4-g32` with quantised activations: the `fast` numerics.
 
-Activations come in groups of 64 columns with one scale (`quantised_rows`), weights in groups of 32. Lane j of sixteen
-sums the integer products of columns 4j ... 4j + 3 of 64: exact, since codes of `mxfp4` are counted twice, as whole
-numbers. Lanes 0 to 7 have the scale of the first 32 columns, the others that of the next; times the activations' it
-is rounded once, and the products are added by one fma per lane, block after block, as in `integer_dots`.
+Activations come in groups of 64 columns with one scale (`quantised_rows`), weights in groups of 32. Lane j of eight
+sums the integer products of columns 4j ... 4j + 3 of 32: exact, since codes of `mxfp4` are counted twice, as whole
+numbers. The weights' scale times the activations' is rounded once, and the products are added by one fma per lane,
+group after group. What codes stand for too much, having been made unsigned, is made good as in `integer_dots`, by the
+offsets of 32 columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from llvmlite import ir
 from numba.extending import intrinsic
 
 from compute_node.kernels import lanes
@@ -25,67 +26,96 @@ from compute_node.kernels.block_codes import (
 )
 from compute_node.kernels.dots import LINE, Builder, pointers, prefetch_lines, signature_of
 from compute_node.kernels.integer_dots import (
+    Fixes,
     QuantisedGroups,
     add_products,
-    dot_quarters,
+    dot_halves,
+    factor_at,
+    in_integer_tiles,
     times,
     totals_of,
-    vector_at,
     zero_sums,
 )
-from compute_node.kernels.lanes import F32, I8, I32, LANES
+from compute_node.kernels.lanes import I8, LANES
 
 __all__ = ["dots_fast_float4", "dots_fast_int4_small"]
 
-_PAIR: Final = ir.VectorType(F32, 2)
 _FLOAT4_BIAS: Final = 16
 _INT4_BIAS: Final = 8
+_SUMS: Final = 8
 
 
-def _pair(builder: Builder, pointer: Any) -> Any:
-    """Two float32 at a byte pointer, the first in lanes 0 to 7, the second in the others."""
-    both = vector_at(builder, pointer, _PAIR)
-    mask = ir.Constant(ir.VectorType(I32, LANES), [0] * 8 + [1] * 8)
-    return builder.shuffle_vector(both, ir.Constant(_PAIR, ir.Undefined), mask)
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A weight is `decode(nibble) - bias` times the scale of 32 columns; decoded it is 0 to 31.
 
+    Attributes:
+        decode: makes bytes of nibbles.
+        bias: 8 or 16.
+        widen: makes sixteen float32 of scales.
+        scale_bytes: of one stored scale.
+    """
 
-def _joined(builder: Builder, low: Any, high: Any) -> Any:
-    """Two vectors of 32 bytes as one of 64."""
-    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 64), list(range(64))))
+    decode: Callable[[Builder, Any], Any]
+    bias: int
+    widen: Callable[[Builder, Any], Any]
+    scale_bytes: int
 
 
 def _dots(
-    builder: Builder,
-    decode: Callable[[Builder, Any], Any],
-    bias: int,
-    table: ScaleTable,
-    w: list[Any],
-    x: list[Any],
-    cols: Any,
-    after: Any,
+    builder: Builder, kind: _Format, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any
 ) -> list[Any]:
-    """Dot products where a weight is `decode(nibble) - bias` times the scale of 32 columns; decoded it is 0 to 127."""
+    """Sums of all pairs, activation row by activation row."""
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
+    fixes = Fixes(builder, len(sums))
+
+    def widened(column: int, scales: Any, span: Any) -> None:
+        for row, start in enumerate(rows.half_offsets):
+            offsets = lanes.lanes_at(builder, lanes.offset(builder, start, times(builder, span, LANES * 4)))
+            if kind.bias == _FLOAT4_BIAS:
+                offsets = builder.fadd(offsets, offsets)
+            fixes.add(row * len(w) + column, scales, offsets)
+
+    table = ScaleTable(builder, s, kind.widen, kind.scale_bytes, x, widened)
 
     def block(number: Any, inside: Any) -> None:
         prefetch_lines(builder, after, number, -(-len(w) * BLOCK_BYTES // LINE))
         at = times(builder, number, BLOCK_BYTES)
-        codes = [[decode(builder, g) for g in nibbles_at(builder, lanes.offset(builder, p, at))] for p in w]
-        weights = [_joined(builder, *halves) for halves in codes]
+        codes = [[kind.decode(builder, g) for g in nibbles_at(builder, lanes.offset(builder, p, at))] for p in w]
         for row in range(len(x)):
-            values, eighths = rows.group(row, number)  # eighths are -8 times sums of four
-            offset = builder.shl(eighths, lanes.lane_ints((bias // 8).bit_length() - 1))
-            for column, weight in enumerate(weights):
-                integers = dot_quarters(builder, offset, weight, values, weights_signed=False, bias=bias)
-                factor = _pair(builder, table.at(column, inside, row=row))
-                add_products(builder, sums[row * len(w) + column], integers, factor)
+            for group, values in enumerate(rows.group(row, number)):
+                for column, weights in enumerate(codes):
+                    integers = dot_halves(builder, [weights[group]], [values], weights_signed=False)
+                    factor = factor_at(builder, table.at(column, inside, group, row), _SUMS)
+                    add_products(builder, sums[row * len(w) + column], integers, factor)
 
     table.spans(cols, block)
+    fixes.apply(sums)
     return totals_of(builder, sums)
 
 
 def _biased_float4(builder: Builder, nibbles: Any) -> Any:
     return twice_float4(builder, nibbles, _FLOAT4_BIAS)
+
+
+_FLOAT4: Final = _Format(_biased_float4, _FLOAT4_BIAS, widen_exponents, 1)
+_INT4: Final = _Format(lambda _, nibbles: nibbles, _INT4_BIAS, widen_bf16_scales, 2)
+
+
+def _generate(kind: _Format) -> Any:
+    """The body of an intrinsic over addresses of weights, scales and quantised rows."""
+
+    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
+        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
+        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
+
+        def some(parts: list[list[Any]], following: Any) -> list[Any]:
+            return _dots(builder, kind, *parts, inputs, arguments[3], following)
+
+        totals = in_integer_tiles(builder, some, [data, scales], len(inputs), ahead)
+        return context.make_tuple(builder, signature.return_type, totals)
+
+    return generate
 
 
 @intrinsic
@@ -94,28 +124,10 @@ def dots_fast_float4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any
 
     `after` is where the weights of the next call begin; their lines are asked for on the way.
     """
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        table, ahead = (
-            ScaleTable(builder, scales, widen_exponents, 1, inputs),
-            builder.inttoptr(arguments[4], I8.as_pointer()),
-        )
-        totals = _dots(builder, _biased_float4, _FLOAT4_BIAS, table, data, inputs, arguments[3], ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return signature_of(w, s, x, cols, after), generate
+    return signature_of(w, s, x, cols, after), _generate(_FLOAT4)
 
 
 @intrinsic
 def dots_fast_int4_small(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for `int4-g32` weights, whose scales are bf16."""
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        table = ScaleTable(builder, scales, widen_bf16_scales, 2, inputs)
-        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-        totals = _dots(builder, lambda _, nibbles: nibbles, _INT4_BIAS, table, data, inputs, arguments[3], ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return signature_of(w, s, x, cols, after), generate
+    return signature_of(w, s, x, cols, after), _generate(_INT4)

@@ -29,6 +29,7 @@ __all__ = [
     "dots_f32",
     "dots_int4",
     "dots_int8",
+    "in_tiles",
     "padded_copy",
     "pointers",
     "prefetch_lines",
@@ -43,6 +44,11 @@ LINE: Final = 64
 
 Builder = Any  # llvmlite has no types
 Widen = Callable[[Builder, Any], Any]
+Dots = Callable[[list[list[Any]], Any], list[Any]]
+"""Makes the totals of a few weight rows with all activation rows; see `in_tiles`."""
+
+_PAIRS: Final = 16 if lanes.has_feature("avx512f") else 4
+"""Pairs of an activation row and a weight row whose accumulators stay in registers together."""
 
 
 def _bf16(builder: Builder, raw: Any) -> Any:
@@ -93,6 +99,51 @@ class LaneSums:
     def totals(self) -> list[Any]:
         """The finished sums, row by row."""
         return [lanes.sum_lanes(self.builder, self.builder.load(cell)) for row in self.cells for cell in row]
+
+
+def in_tiles(
+    builder: Builder, dots: Dots, parts: list[list[Any]], rows: int, after: Any, pairs: int = _PAIRS
+) -> list[Any]:
+    """Sums of many pairs from `dots`, which is given no more weight rows at a time than registers can follow.
+
+    The code of `dots` is made once and runs for one group of weight rows after the other, so a weight is loaded and
+    unpacked once for all activation rows.
+
+    Args:
+        builder: of the code.
+        dots: called with parts of some weight rows, and where the weights begin whose lines are to be asked for.
+        parts: byte pointers, the same part of every weight row in a list: data first, then scales, where there are.
+        rows: activation rows.
+        after: where the weights of the next call begin.
+        pairs: how many pairs of rows have their accumulators in registers.
+
+    Returns:
+        The sums, activation row by activation row.
+    """
+    count = len(parts[0])
+    size = max(1, min(count, pairs // rows))
+    while count % size:
+        size -= 1
+    if size == count:
+        return dots(parts, after)
+    tables = []
+    for part in parts:
+        table = cgutils.alloca_once(builder, ir.ArrayType(I8.as_pointer(), count))
+        for number, pointer in enumerate(part):
+            builder.store(pointer, cgutils.gep_inbounds(builder, table, 0, number))
+        tables.append(table)
+    found = cgutils.alloca_once(builder, ir.ArrayType(F32, count * rows))
+    with cgutils.for_range(builder, ir.Constant(I64, count // size)) as loop:
+        first = builder.mul(loop.index, ir.Constant(I64, size))
+        places = [builder.add(first, ir.Constant(I64, number)) for number in range(size)]
+        some = [[builder.load(cgutils.gep_inbounds(builder, t, 0, place)) for place in places] for t in tables]
+        done = builder.sub(builder.ptrtoint(some[0][0], I64), builder.ptrtoint(parts[0][0], I64))
+        totals = dots(some, lanes.offset(builder, after, done))
+        for number, total in enumerate(totals):
+            row, place = divmod(number, size)
+            at = builder.add(places[place], ir.Constant(I64, row * count))
+            builder.store(total, cgutils.gep_inbounds(builder, found, 0, at))
+    return [builder.load(cgutils.gep_inbounds(builder, found, 0, number)) for number in range(count * rows)]
 
 
 def _flat(
@@ -213,7 +264,12 @@ def _flat_dots(element: Any, widen: Widen | None) -> Callable[..., Any]:
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         w, x, cols, after = arguments
         ahead = builder.inttoptr(after, I8.as_pointer())
-        totals = _flat(builder, element, widen, pointers(builder, w), pointers(builder, x), cols, ahead)
+        inputs = pointers(builder, x)
+
+        def some(parts: list[list[Any]], following: Any) -> list[Any]:
+            return _flat(builder, element, widen, parts[0], inputs, cols, following)
+
+        totals = in_tiles(builder, some, [pointers(builder, w)], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return generate
@@ -247,7 +303,11 @@ def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> An
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-        totals = _grouped(builder, data, scales, inputs, arguments[3], ahead)
+
+        def some(parts: list[list[Any]], following: Any) -> list[Any]:
+            return _grouped(builder, *parts, inputs, arguments[3], following)
+
+        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return signature_of(w, s, x, cols, after), generate

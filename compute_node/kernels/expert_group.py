@@ -173,31 +173,37 @@ def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
     i64_at(g[STATUS])[0] = lacking
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def _units_of(expert: int, live: int, lo: int, hi: int) -> Any:
+    """Which units of its own an expert has among units lo..hi.
+
+    Unit u of expert e has the number u * live + e: a slice holds the same columns of every expert. So threads have
+    alike much to do, however unevenly the rows chose their experts.
+    """
+    return (lo - expert + live - 1) // live, (hi - expert + live - 1) // live
+
+
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _gate_up_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: address of records, intermediate. One unit is 64 columns of one expert."""
+    """Record: address of records, intermediate, address of how many. One unit is 64 columns of one expert."""
     m = i64_at(args)
-    units = (m[1] + COLUMN_GRAIN - 1) // COLUMN_GRAIN
-    unit = lo
-    while unit < hi:
-        expert, first = unit // units, unit % units
-        end = min(units, first + hi - unit)
-        gate_up_rows(m[0] + expert * EXPERT_FIELDS * 8, first * COLUMN_GRAIN, min(end * COLUMN_GRAIN, m[1]))
-        unit += end - first
+    live = i64_at(m[2])[0]
+    for expert in range(live):
+        first, end = _units_of(expert, live, lo, hi)
+        if first < end:
+            gate_up_rows(m[0] + expert * EXPERT_FIELDS * 8, first * COLUMN_GRAIN, min(end * COLUMN_GRAIN, m[1]))
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _down_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: address of records, hidden. One unit is 16 columns of one expert."""
+    """Record: address of records, hidden, address of how many. One unit is 16 columns of one expert."""
     m = i64_at(args)
-    units = (m[1] + GRAIN - 1) // GRAIN
-    unit = lo
-    while unit < hi:
-        expert, first = unit // units, unit % units
-        end = min(units, first + hi - unit)
-        part = m[0] + expert * EXPERT_FIELDS * 8
-        call_kernel(i64_at(part)[CODE], part + DOWN * 8, first * GRAIN, min(end * GRAIN, m[1]))
-        unit += end - first
+    live = i64_at(m[2])[0]
+    for expert in range(live):
+        first, end = _units_of(expert, live, lo, hi)
+        if first < end:
+            part = m[0] + expert * EXPERT_FIELDS * 8
+            call_kernel(i64_at(part)[CODE], part + DOWN * 8, first * GRAIN, min(end * GRAIN, m[1]))
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
@@ -297,7 +303,8 @@ class ExpertGroup:
         args = record([
             address_of(self._record), start, experts, *layout.places(),
         ])  # fmt: skip
-        up, down = record([self._table, shape.intermediate]), record([self._table, shape.hidden])
+        live = address_of(self._live)
+        up, down = record([self._table, shape.intermediate, live]), record([self._table, shape.hidden, live])
         keep = (self._keep, args, up, down)
         return (
             Op(

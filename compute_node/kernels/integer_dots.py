@@ -1,15 +1,19 @@
 """Dot products of quantised weights with quantised activations: the order of sums of the `fast` numerics.
 
 Activations are signed bytes times one float32 scale per group of 64 columns (`quantised_rows`). Within a group, lane
-j of sixteen sums the integer products of columns 4j ... 4j + 3: exact, so AVX-512 VNNI, AVX2 and portable code give
-the same integers. Groups are added in rising order by one fma per lane, `lane = fma(integer, scale, lane)`, where the
-scale is that of the activations, for `int4-g64` times that of the weights (rounded once). Then the lanes are added by
-the tree of `lanes.sum_lanes`. Nothing depends on the number of rows computed together.
+j of eight sums the integer products of columns 4j ... 4j + 3 and 32 + 4j ... 32 + 4j + 3: exact, so AVX-512 VNNI, AVX2
+and portable code give the same integers. Groups are added in rising order by one fma per lane, `lane = fma(integer,
+scale, lane)`, where the scale is that of the activations, for `int4-g64` times that of the weights (rounded once).
+
+Codes of `int4-g64` are multiplied as they are, 0 to 15. That they stand for 8 less is made good by sixteen lanes more:
+lane g mod 16 of them adds, by one fma, the weights' scale of group g times the row's offset of the group, which is -8
+times the sum of its codes times its scale. Lanes j and j + 8 of these, added, are added to lane j of the eight; then
+the eight are added by the tree of `lanes.sum_lanes`. Nothing depends on the number of rows computed together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from llvmlite import ir
@@ -17,21 +21,23 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from compute_node.kernels import lanes
-from compute_node.kernels.dots import Builder, padded_copy, pointers, prefetch_lines, signature_of
+from compute_node.kernels.dots import Builder, in_tiles, padded_copy, pointers, prefetch_lines, signature_of
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
 __all__ = [
-    "V64",
+    "HALF",
+    "Fixes",
     "QuantisedGroups",
     "add_products",
     "call_named",
-    "dot_bytes",
-    "dot_quarters",
+    "dot_halves",
     "dots_fast_int4",
     "dots_fast_int8",
     "every",
     "factor_at",
+    "halves_at",
     "i64",
+    "in_integer_tiles",
     "times",
     "totals_of",
     "vector_at",
@@ -39,9 +45,16 @@ __all__ = [
 ]
 
 _BYTES: Final = 64
-V64: Final = ir.VectorType(I8, _BYTES)
+_SUMS: Final = 8
 _SPAN: Final = 8
 """Blocks of `int4-g64`, two groups each, whose sixteen scales are prepared together."""
+_PAIRS: Final = 16 if lanes.has_feature("avx512vl") else 8
+"""Pairs of an activation row and a weight row whose eight lanes stay in registers together."""
+
+HALF: Final = ir.VectorType(I8, 32)
+_V8: Final = ir.VectorType(I32, _SUMS)
+_VF8: Final = ir.VectorType(F32, _SUMS)
+_V16: Final = ir.VectorType(I16, LANES)
 
 
 def every(vector: ir.VectorType, value: int) -> ir.Constant:
@@ -60,51 +73,50 @@ def _pick(builder: Builder, vector: Any, places: Sequence[int]) -> Any:
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
 
 
-def _quarters(builder: Builder, unsigned: Any, signed: Any, *, weights_signed: bool) -> Any:
-    """Sums of four neighbours of 64 products, by plain integer code."""
+def _plain(builder: Builder, weights: Any, inputs: Any, *, weights_signed: bool) -> Any:
+    """Sums of four neighbours of 32 products, by plain integer code."""
     widen = builder.sext if weights_signed else builder.zext
     total: Any = None
     for at in range(4):
-        w, x = (_pick(builder, v, range(at, _BYTES, 4)) for v in (unsigned, signed))
-        product = builder.mul(widen(w, lanes.V32), builder.sext(x, lanes.V32))
+        w, x = (_pick(builder, v, range(at, HALF.count, 4)) for v in (weights, inputs))
+        product = builder.mul(widen(w, _V8), builder.sext(x, _V8))
         total = product if total is None else builder.add(total, product)
     return total
 
 
-def _halves(builder: Builder, unsigned: Any, signed: Any, *, weights_signed: bool) -> Any:
-    """The same with AVX2. No pair reaches 2^15: 15 * 127 * 2 for int4, 128 * 127 * 2 for int8 by magnitudes."""
-    v32, v16, v8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
-    parts = []
-    for at in (0, 32):
-        w, x = (_pick(builder, v, range(at, at + 32)) for v in (unsigned, signed))
-        if weights_signed:
-            x = call_named(builder, "llvm.x86.avx2.psign.b", v32, [x, w])
-            negative = builder.icmp_signed("<", w, every(v32, 0))
-            w = builder.select(negative, builder.neg(w), w)
-        pairs = call_named(builder, "llvm.x86.avx2.pmadd.ub.sw", v16, [w, x])
-        parts.append(call_named(builder, "llvm.x86.avx2.pmadd.wd", v8, [pairs, every(v16, 1)]))
-    mask = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
-    return builder.shuffle_vector(parts[0], parts[1], mask)
+def _as_unsigned(builder: Builder, weights: Any, inputs: Any) -> tuple[Any, Any]:
+    """Magnitudes of signed weights, and inputs with their signs: the same products."""
+    signed = call_named(builder, "llvm.x86.avx2.psign.b", HALF, [inputs, weights])
+    negative = builder.icmp_signed("<", weights, every(HALF, 0))
+    return builder.select(negative, builder.neg(weights), weights), signed
 
 
-def dot_quarters(builder: Builder, offset: Any, weights: Any, inputs: Any, *, weights_signed: bool, bias: int) -> Any:
-    """Sixteen sums of four products of `weights - bias` and `inputs`; `offset` is the sum of `-bias * inputs`.
+def dot_halves(builder: Builder, weights: list[Any], inputs: list[Any], *, weights_signed: bool) -> Any:
+    """Eight sums of products: lane j has columns 4j ... 4j + 3 of each half.
 
-    Signed weights come as they are and are biased by 128 where the instruction wants unsigned ones.
+    Args:
+        builder: of the code.
+        weights: one or two vectors of 32 bytes, signed ones or 0 to 31.
+        inputs: as many vectors of signed bytes, none of them -128.
+        weights_signed: which of the two.
     """
-    if lanes.has_feature("avx512vnni"):
-        if weights_signed:
-            weights = builder.xor(weights, every(V64, 0x80))
-        return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", lanes.V32, [offset, weights, inputs])
-    sums = _halves if lanes.has_feature("avx2") else _quarters
-    total = sums(builder, weights, inputs, weights_signed=weights_signed)
-    return total if weights_signed or bias == 0 else builder.add(total, offset)
-
-
-def dot_bytes(builder: Builder, factor: int, inputs: Any) -> Any:
-    """Sixteen sums of `factor` (0 to 127) times four neighbouring signed bytes."""
-    zero = lanes.lane_ints(0)
-    return dot_quarters(builder, zero, every(V64, factor), inputs, weights_signed=False, bias=0)
+    pairs = list(zip(weights, inputs, strict=True))
+    if not lanes.has_feature("avx2"):
+        sums = [_plain(builder, w, x, weights_signed=weights_signed) for w, x in pairs]
+        return sums[0] if len(sums) == 1 else builder.add(*sums)
+    if weights_signed:
+        pairs = [_as_unsigned(builder, w, x) for w, x in pairs]
+    if lanes.has_feature("avx512vnni") and lanes.has_feature("avx512vl"):
+        total: Any = every(_V8, 0)
+        for w, x in pairs:
+            total = call_named(builder, "llvm.x86.avx512.vpdpbusd.256", _V8, [total, w, x])
+        return total
+    # Two neighbours stay below 2^15: 2 * 128 * 127. Four of unsigned weights do so too: 4 * 31 * 127.
+    found = [call_named(builder, "llvm.x86.avx2.pmadd.ub.sw", _V16, [w, x]) for w, x in pairs]
+    if len(found) == 2 and not weights_signed:
+        found = [builder.add(*found)]
+    sums = [call_named(builder, "llvm.x86.avx2.pmadd.wd", _V8, [p, every(_V16, 1)]) for p in found]
+    return sums[0] if len(sums) == 1 else builder.add(*sums)
 
 
 def vector_at(builder: Builder, pointer: Any, kind: Any) -> Any:
@@ -112,9 +124,14 @@ def vector_at(builder: Builder, pointer: Any, kind: Any) -> Any:
     return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
 
 
-def factor_at(builder: Builder, pointer: Any) -> Any:
-    """The float32 at a byte pointer in every lane."""
-    return lanes.splat(builder, builder.load(builder.bitcast(pointer, F32.as_pointer()), align=4))
+def halves_at(builder: Builder, pointer: Any) -> list[Any]:
+    """The 64 bytes at a byte pointer in two vectors."""
+    return [vector_at(builder, lanes.offset(builder, pointer, at), HALF) for at in (0, HALF.count)]
+
+
+def factor_at(builder: Builder, pointer: Any, count: int = LANES) -> Any:
+    """The float32 at a byte pointer in every one of so many lanes."""
+    return lanes.splat(builder, builder.load(builder.bitcast(pointer, F32.as_pointer()), align=4), count)
 
 
 def _widened(builder: Builder, pointer: Any) -> Any:
@@ -133,20 +150,21 @@ def _widened(builder: Builder, pointer: Any) -> Any:
 
 
 class QuantisedGroups:
-    """Activation rows: where their scales and their groups of 64 codes and 16 offsets begin."""
+    """Activation rows: where their scales, offsets and codes begin; see `quantised_rows.row_layout`."""
 
     def __init__(self, builder: Builder, rows: list[Any], cols: Any) -> None:
         groups = builder.shl(builder.lshr(builder.add(cols, i64(127)), i64(7)), i64(1))
         padded = builder.and_(builder.add(groups, i64(LANES - 1)), i64(-LANES))
         self._builder = builder
         self.scales = rows
-        self._groups = [lanes.offset(builder, row, builder.shl(padded, i64(2))) for row in rows]
+        self.offsets = [lanes.offset(builder, row, times(builder, padded, 4)) for row in rows]
+        self.half_offsets = [lanes.offset(builder, row, times(builder, padded, 8)) for row in rows]
+        self._codes = [lanes.offset(builder, row, times(builder, padded, 16)) for row in rows]
 
-    def group(self, row: int, group: Any) -> tuple[Any, Any]:
-        """Codes <64 x i8> and offsets <16 x i32> of a group."""
-        at = lanes.offset(self._builder, self._groups[row], times(self._builder, group, 2 * _BYTES))
-        codes = vector_at(self._builder, at, V64)
-        return codes, vector_at(self._builder, lanes.offset(self._builder, at, _BYTES), lanes.V32)
+    def group(self, row: int, group: Any) -> list[Any]:
+        """The codes of a group, two vectors of 32."""
+        at = times(self._builder, group, _BYTES)
+        return halves_at(self._builder, lanes.offset(self._builder, self._codes[row], at))
 
 
 def i64(value: int) -> ir.Constant:
@@ -159,18 +177,38 @@ def times(builder: Builder, value: Any, factor: int) -> Any:
     return builder.mul(value, i64(factor))
 
 
-def zero_sums(builder: Builder, count: int) -> list[Any]:
-    """Accumulators of sixteen float32 lanes, set to zero."""
-    cells = [cgutils.alloca_once_value(builder, lanes.zero_lanes()) for _ in range(count)]
+def zero_sums(builder: Builder, count: int, width: int = _SUMS) -> list[Any]:
+    """Accumulators of so many float32 lanes, set to zero."""
+    zero = ir.Constant(ir.VectorType(F32, width), [0.0] * width)
+    cells = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
     for cell in cells:  # the stack slot is made once, but a sum starts from zero at every call
-        builder.store(lanes.zero_lanes(), cell)
+        builder.store(zero, cell)
     return cells
 
 
 def add_products(builder: Builder, cell: Any, integers: Any, factor: Any) -> None:
-    """Adds sixteen integers times their factors to an accumulator, each with one rounding."""
-    value = builder.sitofp(integers, lanes.VF32)
+    """Adds eight integers times their factor to an accumulator, each with one rounding."""
+    value = builder.sitofp(integers, _VF8)
     builder.store(lanes.fma(builder, value, factor, builder.load(cell)), cell)
+
+
+class Fixes:
+    """Sixteen lanes for each pair that make good what unsigned codes stand for too much."""
+
+    def __init__(self, builder: Builder, pairs: int) -> None:
+        self._builder, self._cells = builder, zero_sums(builder, pairs, LANES)
+
+    def add(self, pair: int, scales: Any, offsets: Any) -> None:
+        """Adds sixteen scales of weights times offsets of activations."""
+        cell = self._cells[pair]
+        self._builder.store(lanes.fma(self._builder, scales, offsets, self._builder.load(cell)), cell)
+
+    def apply(self, cells: list[Any]) -> None:
+        """Adds the lanes to those of the accumulators."""
+        builder = self._builder
+        for own, cell in zip(self._cells, cells, strict=True):
+            low, high = (_pick(builder, builder.load(own), range(at, at + _SUMS)) for at in (0, _SUMS))
+            builder.store(builder.fadd(builder.load(cell), builder.fadd(low, high)), cell)
 
 
 def totals_of(builder: Builder, cells: list[Any]) -> list[Any]:
@@ -178,17 +216,23 @@ def totals_of(builder: Builder, cells: list[Any]) -> list[Any]:
     return [lanes.sum_lanes(builder, builder.load(cell)) for cell in cells]
 
 
+def in_integer_tiles(
+    builder: Builder, dots: Callable[..., list[Any]], parts: list[list[Any]], rows: int, after: Any
+) -> list[Any]:
+    """`in_tiles` with accumulators of eight lanes."""
+    return in_tiles(builder, dots, parts, rows, after, _PAIRS)
+
+
 def _int8(builder: Builder, w: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
 
     def step(weights: list[Any], group: Any) -> None:
-        values = [vector_at(builder, p, V64) for p in weights]
+        values = [halves_at(builder, p) for p in weights]
         for row in range(len(x)):
-            codes, eighths = rows.group(row, group)
-            shifted = builder.shl(eighths, lanes.lane_ints(4))  # from -8 to -128 times the sum
-            factor = factor_at(builder, lanes.offset(builder, rows.scales[row], times(builder, group, 4)))
+            codes = rows.group(row, group)
+            factor = factor_at(builder, lanes.offset(builder, rows.scales[row], times(builder, group, 4)), _SUMS)
             for column, value in enumerate(values):
-                total = dot_quarters(builder, shifted, value, codes, weights_signed=True, bias=128)
+                total = dot_halves(builder, value, codes, weights_signed=True)
                 add_products(builder, sums[row * len(w) + column], total, factor)
 
     whole = builder.lshr(cols, i64(6))
@@ -203,7 +247,9 @@ def _int8(builder: Builder, w: list[Any], x: list[Any], cols: Any, after: Any) -
     return totals_of(builder, sums)
 
 
-def _prepare(builder: Builder, table: Any, scales: list[Any], x: list[Any], first: Any, blocks: Any) -> None:
+def _prepare(
+    builder: Builder, table: Any, fixes: Fixes, scales: list[Any], rows: QuantisedGroups, first: Any, blocks: Any
+) -> None:
     """Writes the products of weight and activation scales of up to eight blocks to `table`, sixteen per pair."""
     short = builder.icmp_unsigned("<", blocks, i64(_SPAN))
     buffer = cgutils.alloca_once(builder, ir.ArrayType(I16, LANES))
@@ -222,15 +268,22 @@ def _prepare(builder: Builder, table: Any, scales: list[Any], x: list[Any], firs
                 builder.store(value, builder.gep(target, [loop.index]))
             builder.store(builder.bitcast(buffer, I8.as_pointer()), whole_row)
         wide = _widened(builder, builder.load(whole_row))
-        for row, inputs in enumerate(x):
-            own = lanes.lanes_at(builder, lanes.offset(builder, inputs, times(builder, first, 8)))
+        at = times(builder, first, 8)
+        for row, (inputs, offsets) in enumerate(zip(rows.scales, rows.offsets, strict=True)):
+            own = lanes.lanes_at(builder, lanes.offset(builder, inputs, at))
+            fixes.add(row * len(scales) + column, wide, lanes.lanes_at(builder, lanes.offset(builder, offsets, at)))
             place = lanes.offset(builder, table, (row * len(scales) + column) * LANES * 4)
             target = builder.bitcast(place, lanes.VF32.as_pointer())
             builder.store(builder.fmul(wide, own), target, align=4)
 
 
+def _nibbles(builder: Builder, packed: Any, *, high: bool) -> Any:
+    return builder.lshr(packed, every(HALF, 4)) if high else builder.and_(packed, every(HALF, 15))
+
+
 def _int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
+    fixes = Fixes(builder, len(sums))
     table = cgutils.alloca_once(builder, ir.ArrayType(F32, len(x) * len(w) * LANES))
     table = builder.bitcast(table, I8.as_pointer())
     total_blocks = builder.lshr(builder.add(cols, i64(127)), i64(7))
@@ -238,28 +291,30 @@ def _int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any,
 
     def block(number: Any, inside: Any) -> None:
         at = times(builder, number, _BYTES)
-        raw = [vector_at(builder, lanes.offset(builder, p, at), V64) for p in w]
+        raw = [halves_at(builder, lanes.offset(builder, p, at)) for p in w]
         for half in range(2):
-            codes = [builder.lshr(r, every(V64, 4)) if half else builder.and_(r, every(V64, 15)) for r in raw]
+            codes = [[_nibbles(builder, part, high=half == 1) for part in parts] for parts in raw]
             group = builder.add(builder.shl(number, i64(1)), i64(half))
             lane = builder.add(times(builder, inside, 8), i64(4 * half))
             for row in range(len(x)):
-                values, eighths = rows.group(row, group)
+                values = rows.group(row, group)
                 for column, code in enumerate(codes):
                     pair = row * len(w) + column
-                    factor = factor_at(builder, lanes.offset(builder, table, builder.add(lane, i64(pair * LANES * 4))))
-                    integers = dot_quarters(builder, eighths, code, values, weights_signed=False, bias=8)
+                    place = lanes.offset(builder, table, builder.add(lane, i64(pair * LANES * 4)))
+                    factor = factor_at(builder, place, _SUMS)
+                    integers = dot_halves(builder, code, values, weights_signed=False)
                     add_products(builder, sums[pair], integers, factor)
 
     with cgutils.for_range(builder, spans) as span:
         first = times(builder, span.index, _SPAN)
         left = builder.sub(total_blocks, first)
         blocks = builder.select(builder.icmp_unsigned("<", left, i64(_SPAN)), left, i64(_SPAN))
-        _prepare(builder, table, s, x, first, blocks)
+        _prepare(builder, table, fixes, s, rows, first, blocks)
         with cgutils.for_range(builder, blocks) as loop:
             number = builder.add(first, loop.index)
             prefetch_lines(builder, after, number, len(w))
             block(number, loop.index)
+    fixes.apply(sums)
     return totals_of(builder, sums)
 
 
@@ -272,7 +327,12 @@ def dots_fast_int8(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         ahead = builder.inttoptr(arguments[3], I8.as_pointer())
-        totals = _int8(builder, pointers(builder, arguments[0]), pointers(builder, arguments[1]), arguments[2], ahead)
+        data, inputs = (pointers(builder, a) for a in arguments[:2])
+
+        def some(parts: list[list[Any]], following: Any) -> list[Any]:
+            return _int8(builder, parts[0], inputs, arguments[2], following)
+
+        totals = in_integer_tiles(builder, some, [data], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return signature_of(w, x, cols, after), generate
@@ -285,7 +345,11 @@ def dots_fast_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
         data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        totals = _int4(builder, data, scales, inputs, arguments[3], ahead)
+
+        def some(parts: list[list[Any]], following: Any) -> list[Any]:
+            return _int4(builder, *parts, inputs, arguments[3], following)
+
+        totals = in_integer_tiles(builder, some, [data, scales], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return signature_of(w, s, x, cols, after), generate

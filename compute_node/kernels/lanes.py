@@ -97,10 +97,11 @@ def prefetch_line(_typing: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-def splat(builder: ir.IRBuilder, value: Any) -> Any:
-    """One float in every lane."""
-    first = builder.insert_element(ir.Constant(VF32, ir.Undefined), value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, ir.Constant(VF32, ir.Undefined), lane_ints(0))
+def splat(builder: ir.IRBuilder, value: Any, count: int = LANES) -> Any:
+    """One float in every one of so many lanes."""
+    nothing = ir.Constant(ir.VectorType(F32, count), ir.Undefined)
+    first = builder.insert_element(nothing, value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(I32, count), [0] * count))
 
 
 def _intrinsic(builder: ir.IRBuilder, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -109,14 +110,14 @@ def _intrinsic(builder: ir.IRBuilder, name: str, result: Any, arguments: list[An
 
 
 def fma(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
-    """`a * b + c` rounded once, for one float or sixteen lanes."""
-    name = "llvm.fma.f32" if a.type == F32 else "llvm.fma.v16f32"
+    """`a * b + c` rounded once, for one float or any number of lanes."""
+    name = "llvm.fma.f32" if a.type == F32 else f"llvm.fma.v{a.type.count}f32"
     return builder.call(_intrinsic(builder, name, a.type, [a.type] * 3), [a, b, c])
 
 
 def sum_lanes(builder: ir.IRBuilder, vector: Any) -> Any:
-    """The sum of sixteen lanes by one fixed tree: lane j plus lane j + 8, then 4, 2, 1."""
-    width = LANES
+    """The sum of sixteen or eight lanes by one fixed tree: lane j plus lane j + 8, then 4, 2, 1."""
+    width = vector.type.count
     while width > 1:
         width //= 2
         undefined = ir.Constant(vector.type, ir.Undefined)

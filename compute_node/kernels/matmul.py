@@ -78,8 +78,10 @@ KINDS: Final = {
 }
 """What computes, for each numerics and weight format."""
 
-ROW_TILE: Final = 64
-"""Activation rows that stay in cache while a slice of the weights passes."""
+BLOCK_BYTES: Final = 1 << 16
+"""Weights that stay in the second-level cache while all activation rows pass, a few at a time."""
+ROW_BYTES: Final = 6144
+"""Longest activation rows of which four stay in the first-level cache while a block of weights passes."""
 AHEAD_BYTES: Final = 8192
 """How far ahead weights are asked for, at least: some 300 ns of a core's share of the memory's bandwidth."""
 GRAIN: Final = 16
@@ -116,7 +118,7 @@ def _block_dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
-    """Four weight rows with one or four activation rows."""
+    """Four weight rows with one, two or four activation rows."""
     if kind >= FLOAT8_KIND:
         return _block_dots(kind, w, s, x, cols, after)
     if kind >= FAST_INT8_KIND:
@@ -149,36 +151,44 @@ def matmul_kernel(args: int, lo: int, hi: int) -> None:
     m = i64_at(args)
     rows = i64_at(m[COUNT])[0]
     x, x_stride, x_index = m[X], m[X_STRIDE], m[X_INDEX]
-    four = 4 * max(m[DATA_STRIDE], 1)
-    ahead = (AHEAD_BYTES + four - 1) // four * four
-    for tile in range(0, rows, ROW_TILE):
-        end = min(tile + ROW_TILE, rows)
-        for column in range(lo, hi, 4):
-            # Beyond the slice's end its last column is computed again: same value, same place.
-            o = (column, min(column + 1, hi - 1), min(column + 2, hi - 1), min(column + 3, hi - 1))
-            d, step = m[DATA], m[DATA_STRIDE]
-            w = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
-            after = w[0] + ahead
-            d, step = m[SCALES], m[SCALES_STRIDE]
-            k = m[SCALES_SHIFT]
-            s = (d + (o[0] >> k) * step, d + (o[1] >> k) * step, d + (o[2] >> k) * step, d + (o[3] >> k) * step)
-            row = tile
-            while row + 4 <= end:
-                places = (
-                    _place(x, x_stride, x_index, row),
-                    _place(x, x_stride, x_index, row + 1),
-                    _place(x, x_stride, x_index, row + 2),
-                    _place(x, x_stride, x_index, row + 3),
-                )
-                sums = _dots(m[KIND], w, s, places, m[COLS], after)
-                _store(m, row, o, sums[0:4])
-                _store(m, row + 1, o, sums[4:8])
-                _store(m, row + 2, o, sums[8:12])
-                _store(m, row + 3, o, sums[12:16])
-                row += 4
-            while row < end:
-                _store(m, row, o, _dots(m[KIND], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
-                row += 1
+    stride = max(m[DATA_STRIDE], 1)
+    ahead = (AHEAD_BYTES + 4 * stride - 1) // (4 * stride) * 4 * stride
+    block = max(1, BLOCK_BYTES // (4 * stride)) * 4
+    most = 4 if x_stride <= ROW_BYTES else 2
+    for first in range(lo, hi, block):
+        last = min(first + block, hi) - 1
+        row = 0
+        while row < rows:
+            taken = most if row + most <= rows else (2 if row + 2 <= rows else 1)
+            for column in range(first, last + 1, 4):
+                # Beyond the block's end its last column is computed again: same value, same place.
+                o = (column, min(column + 1, last), min(column + 2, last), min(column + 3, last))
+                d, step = m[DATA], m[DATA_STRIDE]
+                w = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
+                after = w[0] + ahead
+                d, step = m[SCALES], m[SCALES_STRIDE]
+                k = m[SCALES_SHIFT]
+                s = (d + (o[0] >> k) * step, d + (o[1] >> k) * step, d + (o[2] >> k) * step, d + (o[3] >> k) * step)
+                if taken == 4:
+                    four = (
+                        _place(x, x_stride, x_index, row),
+                        _place(x, x_stride, x_index, row + 1),
+                        _place(x, x_stride, x_index, row + 2),
+                        _place(x, x_stride, x_index, row + 3),
+                    )
+                    sums = _dots(m[KIND], w, s, four, m[COLS], after)
+                    _store(m, row, o, sums[0:4])
+                    _store(m, row + 1, o, sums[4:8])
+                    _store(m, row + 2, o, sums[8:12])
+                    _store(m, row + 3, o, sums[12:16])
+                elif taken == 2:
+                    two = (_place(x, x_stride, x_index, row), _place(x, x_stride, x_index, row + 1))
+                    pairs = _dots(m[KIND], w, s, two, m[COLS], after)
+                    _store(m, row, o, pairs[0:4])
+                    _store(m, row + 1, o, pairs[4:8])
+                else:
+                    _store(m, row, o, _dots(m[KIND], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
+            row += taken
 
 
 def kernel_kind(op: str, numerics: str, weight_format: str) -> int:

@@ -8,6 +8,7 @@ counts as zeros; one that holds a NaN or an infinity gets the scale NaN, which s
 # ruff: noqa: ARG001 - an intrinsic is typed by its arguments and uses them in the code it generates
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from compute_node.kernels import lanes
 from compute_node.kernels.batch import Batch
-from compute_node.kernels.integer_dots import V64, dot_bytes
 from compute_node.kernels.lanes import F32, I8, I32, LANES, f32_at, i64_at
 from compute_node.kernels.matrix import GROUP
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
@@ -35,13 +35,13 @@ _ROUND: Final = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, ties t
 def row_layout(cols: int) -> tuple[int, int]:
     """(where the groups of a row begin, bytes of a row).
 
-    A row holds float32 scales, padded to a multiple of sixteen, then per group 64 codes (int8) and sixteen offsets
-    (int32): -8 times the sums of four neighbouring codes. There is an even number of groups; those beyond the columns
-    are zeros.
+    A row holds one float32 scale per group, padded to a multiple of sixteen; as many offsets, -8 times the sum of the
+    group's codes times its scale, rounded once; twice as many offsets of half a group; and 64 codes (int8) per group.
+    There is an even number of groups; those beyond the columns are zeros.
     """
     groups = -(-cols // (2 * GROUP)) * 2
-    start = -(-groups // LANES) * LANES * 4
-    return start, start + groups * 2 * GROUP
+    start = -(-groups // LANES) * LANES * 16
+    return start, start + groups * GROUP
 
 
 class QuantisedRows:
@@ -67,31 +67,35 @@ class QuantisedRows:
     def values(self, row: int) -> NDArray[np.float32]:
         """The values that a row stands for, float32 [cols]: the reference for tests."""
         start = row_layout(self.cols)[0]
-        groups = self.data[row, start:].reshape(-1, 2 * GROUP)
-        scales = self.data[row, :start].view(np.float32)[: len(groups)]
-        codes = groups[:, :GROUP].view(np.int8).astype(np.float32)
+        codes = self.data[row, start:].reshape(-1, GROUP).view(np.int8).astype(np.float32)
+        scales = self.data[row, :start].view(np.float32)[: len(codes)]
         values: NDArray[np.float32] = (codes * scales[:, None]).reshape(-1)[: self.cols]
         return values
 
 
-def _generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-    source, scale, target = (builder.inttoptr(a, I8.as_pointer()) for a in arguments)
-    parts = [lanes.lanes_at(builder, lanes.offset(builder, source, at * LANES * 4)) for at in range(GROUP // LANES)]
-    # The bits of magnitudes are ordered like the magnitudes, with infinities and NaN above all.
-    bits = [builder.and_(builder.bitcast(p, lanes.V32), lanes.lane_ints(0x7FFFFFFF)) for p in parts]
-    while len(bits) > 1:
-        bits = [
-            builder.select(builder.icmp_signed(">", a, b), a, b) for a, b in zip(bits[::2], bits[1::2], strict=True)
-        ]
-    largest, width = bits[0], LANES
+def _reduced(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """All lanes of a vector of int32, combined."""
+    nothing, width = ir.Constant(vector.type, ir.Undefined), vector.type.count
     while width > 1:
         width //= 2
         mask = ir.VectorType(I32, width)
-        nothing = ir.Constant(largest.type, ir.Undefined)
-        low = builder.shuffle_vector(largest, nothing, ir.Constant(mask, list(range(width))))
-        high = builder.shuffle_vector(largest, nothing, ir.Constant(mask, list(range(width, 2 * width))))
-        largest = builder.select(builder.icmp_signed(">", low, high), low, high)
-    top = builder.extract_element(largest, ir.Constant(I32, 0))
+        low = builder.shuffle_vector(vector, nothing, ir.Constant(mask, list(range(width))))
+        high = builder.shuffle_vector(vector, nothing, ir.Constant(mask, list(range(width, 2 * width))))
+        vector = combine(low, high)
+        nothing = ir.Constant(vector.type, ir.Undefined)
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+def _generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    source, scale, offset, half_offsets, target = (builder.inttoptr(a, I8.as_pointer()) for a in arguments)
+    parts = [lanes.lanes_at(builder, lanes.offset(builder, source, at * LANES * 4)) for at in range(GROUP // LANES)]
+
+    def larger(a: Any, b: Any) -> Any:
+        return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+    # The bits of magnitudes are ordered like the magnitudes, with infinities and NaN above all.
+    bits = [builder.and_(builder.bitcast(p, lanes.V32), lanes.lane_ints(0x7FFFFFFF)) for p in parts]
+    top = _reduced(builder, larger(larger(bits[0], bits[1]), larger(bits[2], bits[3])), larger)
     magnitude = builder.bitcast(top, F32)
     usable = builder.and_(
         builder.icmp_signed("<", top, ir.Constant(I32, _NOT_FINITE)),
@@ -102,31 +106,35 @@ def _generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> An
     step = builder.select(usable, builder.fdiv(magnitude, ir.Constant(F32, 127.0)), zero)
     finite = builder.icmp_signed("<", top, ir.Constant(I32, _NOT_FINITE))
     step = builder.select(finite, step, ir.Constant(F32, float("nan")))
-    builder.store(step, builder.bitcast(scale, F32.as_pointer()), align=4)
     factor = lanes.splat(builder, inverse)
     magic = ir.Constant(lanes.VF32, [_ROUND] * LANES)
-    codes = []
+    whole = []
     for part in parts:
         # A value that is no number would not round: its bits are dropped instead, the scale says it.
         rounded = builder.bitcast(builder.fadd(builder.fmul(part, factor), magic), lanes.V32)
-        whole = builder.sub(rounded, builder.bitcast(magic, lanes.V32))
-        codes.append(builder.trunc(whole, ir.VectorType(I8, LANES)))
-    while len(codes) > 1:
-        both = ir.VectorType(I32, 2 * codes[0].type.count)
-        order = ir.Constant(both, list(range(both.count)))
-        codes = [builder.shuffle_vector(a, b, order) for a, b in zip(codes[::2], codes[1::2], strict=True)]
-    still = builder.select(finite, codes[0], ir.Constant(V64, [0] * GROUP))
-    builder.store(still, builder.bitcast(target, V64.as_pointer()), align=1)
-    offsets = builder.sub(lanes.lane_ints(0), dot_bytes(builder, 8, still))
-    place = lanes.offset(builder, target, GROUP)
-    builder.store(offsets, builder.bitcast(place, lanes.V32.as_pointer()), align=1)
+        code = builder.sub(rounded, builder.bitcast(magic, lanes.V32))
+        whole.append(builder.select(finite, code, lanes.lane_ints(0)))
+    for at, part in enumerate(whole):
+        place = builder.bitcast(lanes.offset(builder, target, at * LANES), ir.VectorType(I8, LANES).as_pointer())
+        builder.store(builder.trunc(part, ir.VectorType(I8, LANES)), place, align=1)
+    halves = [_reduced(builder, builder.add(*whole[at : at + 2]), builder.add) for at in (0, 2)]
+    for total, pointer, at in (
+        (None, scale, 0),
+        (builder.add(*halves), offset, 0),
+        (halves[0], half_offsets, 0),
+        (halves[1], half_offsets, 4),
+    ):
+        value = step
+        if total is not None:
+            value = builder.fmul(builder.sitofp(builder.mul(total, ir.Constant(I32, -8)), F32), step)
+        builder.store(value, builder.bitcast(lanes.offset(builder, pointer, at), F32.as_pointer()), align=4)
     return context.get_dummy_value()
 
 
 @intrinsic
-def _quantise_group(_typing: Any, source: Any, scale: Any, target: Any) -> Any:
-    """Quantises 64 float32 at `source`: its scale to `scale`, codes and offsets to `target`. All int64 addresses."""
-    return types.void(*[types.int64] * 3), _generate
+def _quantise_group(_typing: Any, source: Any, scale: Any, offset: Any, half_offsets: Any, target: Any) -> Any:
+    """Quantises 64 float32 at `source`: its scale, its offset, those of its halves, and codes. All int64 addresses."""
+    return types.void(*[types.int64] * 5), _generate
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -149,7 +157,8 @@ def quantise_span(source: int, row: int, start: int, first: int, end: int) -> No
             for j in range(GROUP):
                 p[j] = x[j] if column + j < end else np.float32(0)
             at = padded
-        _quantise_group(at, row + group * 4, row + start + group * 2 * GROUP)
+        scale, offset = row + group * 4, row + start // 4 + group * 4
+        _quantise_group(at, scale, offset, row + start // 2 + group * 8, row + start + group * GROUP)
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")

@@ -57,6 +57,15 @@ def scales_of(x):
     return np.repeat(largest / np.float32(127), 64, axis=1)[:, : x.shape[1]]
 
 
+def reach(matrix):
+    """The largest products that sums pass through, over activations: codes of int4 are multiplied unsigned."""
+    w = np.abs(dequantise(matrix)).astype(np.float64)
+    if matrix.format != "int4-g64":
+        return w
+    scales = np.repeat(np.abs(matrix.scales.astype(np.float64)), 64, axis=1)[:, : matrix.cols]
+    return w + 8 * scales
+
+
 @given(rows=st.integers(1, 5), cols=st.integers(1, 300), seed=st.integers(0, 1 << 30), power=st.integers(-40, 40))
 @settings(max_examples=25, deadline=None)
 def test_a_quantised_value_is_off_by_half_a_scale_at_most(rows, cols, seed, power):
@@ -69,10 +78,13 @@ def test_a_quantised_value_is_off_by_half_a_scale_at_most(rows, cols, seed, powe
 def test_rows_are_laid_out_as_documented():
     x = values(3, 2, 130)
     rows = quantised(x)
-    assert rows.data.shape == (2, 64 + 4 * 128)
-    groups = rows.data[:, 64:].reshape(2, 4, 128)
-    codes = groups[:, :, :64].view(np.int8).astype(int)
-    assert (groups[:, :, 64:].view(np.int32) == -8 * codes.reshape(2, 4, 16, 4).sum(axis=3)).all()
+    assert rows.data.shape == (2, 4 * 64 + 4 * 64)
+    floats = rows.data[:, :256].view(np.float32)
+    scales, offsets, halves = floats[:, :16], floats[:, 16:32], floats[:, 32:]
+    codes = rows.data[:, 256:].view(np.int8).reshape(2, 4, 64)
+    sums = -8 * codes.reshape(2, 4, 2, 32).sum(axis=3, dtype=np.int32)
+    assert (offsets[:, :4] == sums.sum(axis=2).astype(np.float32) * scales[:, :4]).all()
+    assert (halves[:, :8].reshape(2, 4, 2) == sums.astype(np.float32) * scales[:, :4, None]).all()
     assert not codes[:, 2, 2:].any()
     assert not codes[:, 3].any()
     assert rows.data.ctypes.data % 64 == 0
@@ -92,7 +104,7 @@ def test_products_are_within_the_bound_of_float64(weight_format, rows, cols, cou
     exact = x.astype(np.float64) @ dequantise(matrix).astype(np.float64).T
     # Half a scale for each activation; then a few roundings in every group, lane and the tree.
     quantising = 0.5001 * scales_of(x).astype(np.float64) @ w.T
-    rounding = (cols / 64 + 12) * EPS * (np.abs(x) + scales_of(x)).astype(np.float64) @ w.T
+    rounding = (cols / 64 + 12) * EPS * (np.abs(x) + scales_of(x)).astype(np.float64) @ reach(matrix).T
     assert (np.abs(product(matrix, x) - exact) <= quantising + rounding + 1e-30).all()
 
 
@@ -103,7 +115,7 @@ def test_integer_products_are_exact(weight_format, rows, cols, seed):
     matrix, x = from_float32(values(seed, rows, cols), weight_format), values(seed + 1, 1, cols)
     kept = quantised(x)
     w, a = dequantise(matrix).astype(np.float64), kept.values(0).astype(np.float64)
-    bound = (cols / 64 + 12) * EPS * np.abs(a) @ np.abs(w).T + 1e-30
+    bound = (cols / 64 + 12) * EPS * np.abs(a) @ reach(matrix).T + 1e-30
     assert (np.abs(product(matrix, x)[0] - w @ a) <= bound).all()
 
 
