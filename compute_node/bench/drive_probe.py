@@ -37,7 +37,8 @@ class DriveProbe:
         self._generator = np.random.Generator(np.random.Philox(seed))
         self._files: dict[Path, int] = {}
         size = -(-geometry.slot_bytes // _HUGE) * _HUGE
-        self._buffers = [mmap.mmap(-1, size + _HUGE) for _ in range(_READERS)]
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages
+        self._buffers = [mmap.mmap(-1, size + _HUGE, flags=kind) for _ in range(_READERS)]
         for buffer in self._buffers:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 buffer.madvise(mmap.MADV_HUGEPAGE)

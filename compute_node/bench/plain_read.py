@@ -29,7 +29,7 @@ _HUGE: Final = 2 << 20
 
 def huge_array(nbytes: int) -> NDArray[np.uint8]:
     """Zeroed bytes that begin at a border of 2 MiB, on huge pages where the system gives them."""
-    memory = mmap.mmap(-1, nbytes + _HUGE)
+    memory = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has none
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
