@@ -23,7 +23,7 @@ from tierd.prefetch.hint import Hint
 RUN = Path(__file__).with_name("run.py")
 SEEDS = 210
 BLOCKS = 2
-SOAK_SEEDS = 5_000
+SOAK_SEEDS = 1_000
 
 
 def histories() -> Iterator[tuple[str, int]]:
