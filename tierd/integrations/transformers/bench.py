@@ -265,6 +265,7 @@ def _forget_pages(files: list[Path]) -> None:
     for path in files:
         fd = os.open(path, os.O_RDONLY)
         try:
+            os.fdatasync(fd)  # pages that are not written yet would stay
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
