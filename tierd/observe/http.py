@@ -103,6 +103,7 @@ class HttpServer:
             limit_concurrency=64,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=2,
+            http="h11",  # another parser, where one is installed, does not bound the head of a request
             h11_max_incomplete_event_size=16 << 10,
         )
         self._server = _Server(config)
