@@ -45,6 +45,7 @@ pins: setup  ## compile requirements/ from pyproject.toml (needs a package index
 	@$(COMPILE) --extra train -o requirements/train.txt
 	@$(COMPILE) --extra oracle -o requirements/oracle.txt
 	@$(COMPILE) --extra torch -o requirements/torch.txt
+	@$(COMPILE) --extra ray -o requirements/ray.txt
 
 format: setup  ## sort imports and format the code
 	@$(BIN)/ruff check --quiet --select I --fix . && $(BIN)/ruff format .

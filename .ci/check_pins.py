@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 # Which extras each file is compiled with. The others are optional: they are checked when they are there.
 REQUIRED = {"run": (), "dev": ("test", "bench")}
-OPTIONAL = {"train": ("train",), "oracle": ("oracle",), "torch": ("torch",)}
+OPTIONAL = {"train": ("train",), "oracle": ("oracle",), "torch": ("torch",), "ray": ("ray",)}
 
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)( ; (?P<marker>[^\\]*?))?(?P<hashes>( --hash=\S+)*)\s*$")
 

@@ -31,6 +31,7 @@ COMMANDS = (
     "replay",
     "bench",
     "integrations",
+    "fleet",
     "demo",
 )
 """In the order of the help; each is a module of `tierd.commands` with a function `register`."""

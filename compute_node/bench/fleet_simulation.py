@@ -1,8 +1,8 @@
 """How many far nodes a few stores carry: a simulation of queues, fed with what was measured on one node.
 
 Every node computes a layer's dense part, asks a worker, waits, and goes on. On the store's host a request passes the
-link's one end, one of the worker's cores, for an expert that is not in RAM the drive, and the link's other end. Each of
-these serves one request after the other; nodes choose hosts in turn, as their experts spread.
+link's one end, for an expert that is not in RAM the daemon and the drive, one of the worker's cores, and the link's
+other end. Each of these serves one request after the other; nodes choose hosts in turn, as their experts spread.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class FleetFacts:
         request_bytes: that a layer sends to the store.
         answer_bytes: that come back.
         missed_bytes: that a layer reads from the drive, on average.
+        daemon_seconds: of the daemon's one core for what a layer misses, on average.
     """
 
     layers: int
@@ -55,6 +56,7 @@ class FleetFacts:
     request_bytes: float
     answer_bytes: float
     missed_bytes: float
+    daemon_seconds: float = 0.0
 
 
 class _Server:
@@ -76,7 +78,13 @@ class _Server:
 class _Host:
     def __init__(self, host: StoreHost) -> None:
         self.host = host
-        self.parts = {"link in": _Server(), "cores": _Server(host.cores), "drive": _Server(), "link out": _Server()}
+        self.parts = {
+            "link in": _Server(),
+            "daemon": _Server(),
+            "drive": _Server(),
+            "cores": _Server(host.cores),
+            "link out": _Server(),
+        }
 
 
 def simulate_fleet(facts: FleetFacts, host: StoreHost, *, nodes: int, hosts: int, seed: int = 0) -> dict[str, Any]:
@@ -114,6 +122,7 @@ def simulate_fleet(facts: FleetFacts, host: StoreHost, *, nodes: int, hosts: int
         parts = stores[(node + done) % hosts].parts
         moment = now + facts.wire_seconds / 2
         moment = parts["link in"].serve(moment, 8 * facts.request_bytes / host.bits_per_second)
+        moment = parts["daemon"].serve(moment, facts.daemon_seconds)
         moment = parts["drive"].serve(moment, facts.missed_bytes / host.drive_bytes_per_second)
         moment = parts["cores"].serve(moment, facts.core_seconds)
         moment = parts["link out"].serve(moment, 8 * facts.answer_bytes / host.bits_per_second)

@@ -27,8 +27,9 @@ def test_one_node_alone_waits_for_nobody():
         (FACTS, HOST, "link out", 1e9 / 8e5),
         (replace(FACTS, missed_bytes=4e6), HOST, "drive", 500.0),
         (replace(FACTS, request_bytes=1e6), HOST, "link in", 125.0),
+        (replace(FACTS, daemon_seconds=0.004), HOST, "daemon", 250.0),
     ],
-    ids=["cores", "link out", "drive", "link in"],
+    ids=["cores", "link out", "drive", "link in", "daemon"],
 )
 def test_many_nodes_get_what_the_busiest_part_allows_and_it_is_named(facts, host, limit, layers_per_second):
     found = simulate_fleet(facts, host, nodes=300, hosts=1)
