@@ -15,7 +15,7 @@ from tierd.drivebench.measure import SIZES, Effort, against_fio, cold_store, sev
 from tierd.errors import DriveError
 
 RECORD = 1 << 16
-TINY = Effort(slices=2, seconds=0.05, request_bytes=4 * RECORD)
+TINY = Effort(slices=2, seconds=0.05, request_bytes=4 * RECORD, together=1)
 
 
 def test_every_read_of_the_bench_is_cold_and_counted_once(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from tierd.store.store import ExpertStore
 
 __all__ = ["register"]
 
-_QUICK = Effort(slices=4, seconds=0.2, request_bytes=8 << 20)
+_QUICK = Effort(slices=4, seconds=0.2, request_bytes=8 << 20, together=1)
 _PARTS = ("fio", "throttle", "several")
 
 
@@ -57,9 +58,7 @@ def drives(
     parts = _chosen(only)
     where = folder if folder is not None else _cache()
     console = Console(stderr=True, highlight=False)
-    effort = Effort(slices, seconds, say=console.print)
-    if quick:
-        effort = Effort(_QUICK.slices, _QUICK.seconds, _QUICK.request_bytes, console.print)
+    effort = replace(_QUICK if quick else Effort(slices, seconds), say=console.print)
     others = OtherWork()
     answer: dict[str, Any] = {
         "ratio_to_fio": dict.fromkeys(SIZES),
@@ -105,7 +104,7 @@ def _measure_fio(store: Path | None, where: Path, effort: Effort, answer: dict[s
         return
     for name, nbytes in SIZES.items():
         effort.say(f"records of {name} against fio, in {where}")
-        with cold_store(where, nbytes, effort.request_bytes) as made:
+        with cold_store(where, nbytes, effort.asked_bytes(nbytes)) as made:
             _note(name, against_fio(made, effort), answer)
 
 

@@ -40,15 +40,21 @@ class Effort:
     Attributes:
         slices: pairs of slices.
         seconds: of one slice.
-        request_bytes: experts of a layer that are asked for together, at most (but one expert at least); a store that
+        request_bytes: experts of a layer that are asked for together, at most (but `together` at least); a store that
             is made has twelve times as much.
+        together: experts that are asked for together at least: a token of GLM-5.2 wants eight of a layer.
         say: takes a line for people.
     """
 
     slices: int = 20
     seconds: float = 0.5
     request_bytes: int = 64 * MIB
+    together: int = 8
     say: Callable[[str], None] = lambda _line: None
+
+    def asked_bytes(self, record_bytes: int) -> int:
+        """Bytes of a request for records of that size."""
+        return max(self.request_bytes, self.together * record_bytes)
 
 
 @contextlib.contextmanager
@@ -76,7 +82,7 @@ def against_fio(store: ExpertStore, effort: Effort) -> dict[str, Any] | None:
     shard = max(store.shard_paths, key=lambda path: path.stat().st_size)
     block = store.geometry.slot_bytes
     with contextlib.ExitStack() as stack:
-        reads = ColdReads(store, request_bytes=effort.request_bytes)
+        reads = ColdReads(store, request_bytes=effort.asked_bytes(block))
         stack.callback(reads.close)
         depth = reads.depth
         huge = stack.enter_context(reserved_huge_pages((depth + 1) * (block + 2 * MIB)))
