@@ -1,4 +1,4 @@
-"""`compute-node bench kernels`, `step` and `prefill`: what they reach of what the machine can do."""
+"""`compute-node bench kernels`, `step`, `costs` and `prefill`: what they reach of what the machine can do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from compute_node.bench.geometries import GEOMETRIES, geometry_named
 from compute_node.bench.kernel_speed import measure_kernels
+from compute_node.bench.step_costs import measure_costs
 from compute_node.bench.step_speed import measure_prefill, measure_step
 from compute_node.commands import options
 from tierd.errors import UsageError
@@ -31,10 +32,13 @@ _EXPERTS = tuple(str(name) for name in ExpertFormat if name is not ExpertFormat.
 Experts = Annotated[str, typer.Option("--experts-format", help=f"{', '.join(_EXPERTS)}.")]
 Numerics = Annotated[str, typer.Option("--numerics", help="fast or exact.")]
 
+_CONTEXTS = (64, 512, 4000)
+_BATCHES = (1, 4, 16)
+
 
 def register(group: typer.Typer) -> None:
     """Adds the commands to the group `bench`."""
-    for command in (kernels, step, prefill):
+    for command in (kernels, step, costs, prefill):
         group.command()(command)
 
 
@@ -109,6 +113,49 @@ def step(
     table.add_row("outside native code, us a token", f"{found['python_seconds_per_token'] * 1e6:.0f}")
     console.print(table)
     _say_void(console, found)
+
+
+def costs(
+    geometry: Geometry = "olmoe-1b-7b",
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of it.")] = 4,
+    contexts: Annotated[
+        list[int] | None, typer.Option("--contexts", min=1, help="Tokens of a text; repeat it. Default: 64, 512, 4000.")
+    ] = None,
+    batches: Annotated[
+        list[int] | None, typer.Option("--batches", min=1, help="Texts in a step; repeat it. Default: 1, 4, 16.")
+    ] = None,
+    experts_format: Experts = "int4-g64",
+    numerics: Numerics = "fast",
+    threads: options.Threads = None,
+    rounds: Rounds = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of one run.")] = 4,
+    read_mebibytes: ReadMebibytes = 1024,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """What a token costs by the length of its text and by how many texts share a step, beside what has to move."""
+    console, tell = _console()
+    check_formats(experts_format)
+    found, facts = measure_costs(
+        geometry_named(geometry).cut(layers), threads=threads, experts=experts_format, numerics=numerics,
+        contexts=sorted(set(contexts or _CONTEXTS)), batches=sorted(set(batches or _BATCHES)), rounds=rounds,
+        steps=steps, read_bytes=read_mebibytes << 20, tell=tell,
+    )  # fmt: skip
+    facts |= {"geometry": geometry, "layers": layers}
+    if as_json:
+        _print_json(facts | {"cells": [cost.as_object() for cost in found]})
+        return
+    table = Table("tokens before", "texts", "ms a step", "ms a token", "bytes a step", "limit, ms a step", "share")
+    for cell in (cost.as_object() for cost in found):
+        step, token, limit = (
+            f"{1e3 * cell[name]:.2f}" for name in ("seconds_per_step", "seconds_per_token", "limit_seconds_per_step")
+        )
+        table.add_row(
+            str(cell["context"]), str(cell["batch"]), step, token, format_bytes(int(cell["bytes_per_step"])), limit,
+            f"{cell['share_of_limit']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    _say_void(console, facts)
 
 
 def prefill(

@@ -151,6 +151,25 @@ def test_a_step_is_measured_and_its_ways_agree(capsys):
     assert 0 < found["python_seconds_per_token"] < max(found["fused_seconds"])
 
 
+def test_costs_are_tabled_by_length_and_number_of_texts_with_the_bytes_that_move(capsys):
+    sizes = ("--contexts", "70", "--contexts", "3", "--batches", "2", "--batches", "1", "--layers", "2")
+    few = ("--rounds", "2", "--steps", "3", "--read-mib", "1", "--json")
+    found = run(capsys, "costs", "--geometry", "tiny", *sizes, *few)
+    cells = {(cell["context"], cell["batch"]): cell for cell in found["cells"]}
+    assert list(cells) == [(3, 1), (3, 2), (70, 1), (70, 2)]
+    random = RandomModel(geometry_named("tiny").cut(2))
+    one = random.dense_bytes_of_a_token + random.expert_bytes_of_a_token
+    kept = 2 * 2 * 128 * 4  # keys and values of a token in two layers
+    assert cells[3, 1]["bytes_per_step"] == one + 3 * kept
+    assert cells[70, 1]["bytes_per_step"] == one + 70 * kept
+    more = cells[70, 2]["bytes_per_step"] - one - 140 * kept
+    assert 0 <= more <= random.expert_bytes_of_a_token, "two texts share some experts, or none"
+    for cell in cells.values():
+        assert len(cell["step_seconds"]) == len(cell["read_bytes_per_second"]) == 2
+        assert cell["seconds_per_token"] == cell["seconds_per_step"] / cell["batch"]
+        assert cell["share_of_limit"] > 0
+
+
 def test_prefill_is_measured(capsys):
     found = run(capsys, "prefill", "--geometry", "tiny", "--rows", "7", "--tokens", "20", "--rounds", "2", "--json")
     assert found["tokens_per_second"] == pytest.approx(20 / np.median(found["seconds"]))
