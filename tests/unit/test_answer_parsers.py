@@ -35,6 +35,17 @@ V31 = (
     f"{deepseek('tool calls begin')}{deepseek('tool call begin')}get_weather{deepseek('tool sep')}"
     f'{{"city": "Kyōto 1", "days": 3}}{deepseek("tool call end")}{deepseek("tool calls end")}'
 )
+DSML = f"{BAR}DSML{BAR}"
+
+
+def dsml(block):
+    return (
+        f'<{DSML}{block}>\n<{DSML}invoke name="get_weather">\n<{DSML}parameter name="city" string="true">Kyōto 1'
+        f'</{DSML}parameter>\n<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n'
+        f"</{DSML}{block}>"
+    )
+
+
 # What a template of the style contains, and one call in it.
 STYLES = {
     "hermes": ("<tool_call> </think>", HERMES),
@@ -68,6 +79,8 @@ STYLES = {
     ),
     "deepseek": (f"{deepseek('tool calls begin')} </think>", V3),
     "deepseek-v3.1": (f"{deepseek('tool calls begin')} </think>", V31),
+    "dsml-v3.2": (f"{{% set dsml = '{DSML}' %}} </think>", dsml("function_calls")),
+    "dsml-v4": (f"<{DSML}tool_calls> </think>", dsml("tool_calls")),
 }
 
 

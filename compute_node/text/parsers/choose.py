@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from compute_node.text.parsers.deepseek import DEEPSEEK
+from compute_node.text.parsers.dsml import DSML_V4, DSML_V32, MARK
 from compute_node.text.parsers.forced import ForcedCall
 from compute_node.text.parsers.glm import GLM
 from compute_node.text.parsers.harmony import HARMONY, HarmonyParser
@@ -24,6 +25,8 @@ _MARKS: Final = (
     ("<|channel|>", HARMONY),
     (MINIMAX.begin, MINIMAX),
     (KIMI.begin, KIMI),
+    (DSML_V4.begin, DSML_V4),
+    (MARK, DSML_V32),
     (DEEPSEEK.begin, DEEPSEEK),
     ("<arg_key>", GLM),
     ("<function=", QWEN3_CODER),
