@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.client.source import ExpertSource
 from tierd.prefetch.throttle import Throttle
 
 __all__ = ["MEASURED_PRECISION", "DrawnHints", "Precision"]
@@ -50,6 +49,18 @@ def _stretched(precision: Sequence[float], ranks: int) -> tuple[float, ...]:
     return tuple(np.interp(places, np.arange(len(precision)), np.asarray(precision)).tolist())
 
 
+class HintSource(Protocol):
+    """What hears the hints: an `ExpertSource`."""
+
+    def absent(self, layer: int) -> NDArray[np.bool_] | None:
+        """See `ExpertSource.absent`."""
+
+    def hint(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
+    ) -> None:
+        """See `ExpertSource.hint`."""
+
+
 class DrawnHints:
     """A `StepHints` that knows the routes and says them rank by rank, each right with a given probability.
 
@@ -66,7 +77,7 @@ class DrawnHints:
 
     def __init__(
         self,
-        source: ExpertSource,
+        source: HintSource,
         layers: Sequence[int],
         experts: int,
         routes: NDArray[np.int32],

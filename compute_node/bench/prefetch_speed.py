@@ -1,13 +1,20 @@
-"""What prefetch gains and what it can cost: a real geometry, given routes, a drive as slow as it is told to be."""
+"""What prefetch gains and what it can cost: a real geometry, given routes, a drive as slow as it is told to be.
+
+The store lies in memory, where there is room, and one core is left to the daemon: else the drive of the machine, or the
+processor time of its reads, would bound what the throttle is to bound.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,12 +33,17 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.daemon_stats import fetch_stats
 from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
+from tierd.client.source import Phase
 from tierd.errors import TierdError, UsageError
 from tierd.policy.drawn_routes import RECORDED
 from tierd.prefetch.throttle import Throttle
+from tierd.store.store import ExpertStore
 
-__all__ = ["CASES", "check_cases", "measure_speed"]
+__all__ = ["CASES", "check_cases", "in_memory", "measure_speed", "spare_core"]
 
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory in memory is wanted, and the files lie in a new folder
+_SPARE: Final = 2
+"""Memory must have room for so many times what the bench puts there."""
 _NUMERICS: Final = "fast"
 _CALL_SECONDS: Final = 30.0
 _RESIDENT: Final = "everything resident"
@@ -114,6 +126,15 @@ class _Bench:
         ended = {name: int(getattr(counts, name).experts) for name in ("used", "late", "wasted", "cancelled")}
         return ended | {f"dropped: {why}": int(tally.experts) for why, tally in counts.dropped.items()}
 
+    def reading_rate(self) -> float:
+        """Bytes per second at which the daemon delivers whole layers to a node that computes nothing."""
+        geometry, stats = self.source.store.manifest.geometry, self.source.stats
+        begun, missed = time.perf_counter(), stats.outcomes["miss"]
+        for entry in geometry.layers:
+            self.source.visit(entry.layer, range(entry.experts), _look, step=0, phase=Phase.PREFILL)
+        read = (stats.outcomes["miss"] - missed) * geometry.slot_bytes
+        return read / (time.perf_counter() - begun)
+
     def run(self, hints: DrawnHints | None) -> _Run:
         """The whole text once, from its beginning."""
         model, stats = self.model, self.source.stats
@@ -129,6 +150,31 @@ class _Bench:
         missed = sum(stats.outcomes[name] - outcomes[name] for name in ("miss", "joined"))
         count = self._tokens
         return _Run(seconds / count, (seconds - waited) / count, missed / count, digest.hexdigest())
+
+
+def _look(expert: int, address: int) -> None:
+    """What a node would compute; here nothing."""
+    del expert, address
+
+
+@contextmanager
+def in_memory(store: ExpertStore) -> Iterator[ExpertStore]:
+    """A copy of the store in memory while the context lasts; the store itself where there is no room for one."""
+    size = sum(file.stat().st_size for file in store.path.iterdir())
+    try:
+        free = shutil.disk_usage(_MEMORY).free
+    except OSError:
+        free = 0
+    if free < _SPARE * size:
+        yield store
+        return
+    with tempfile.TemporaryDirectory(dir=_MEMORY, prefix="tierd-bench-") as folder:
+        yield ExpertStore.open(shutil.copytree(store.path, Path(folder) / "store"))
+
+
+def spare_core() -> int:
+    """Threads that leave a core to the daemon, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def check_cases(names: Sequence[str]) -> None:
@@ -182,6 +228,7 @@ def measure_speed(
     with ExitStack() as stack:
         missing = bench(stack, arena, None)
         missed = max(0.01, [missing.run(None) for _ in range(2)][-1].missed)
+        possible = max(missing.reading_rate() for _ in range(2))
     compute = min(run.seconds for run in computing)
     found: dict[str, dict[str, Any]] = {}
     for name in cases:
@@ -217,6 +264,9 @@ def measure_speed(
         "rounds": rounds,
         "threads": resident.model.threads,
         "foreign_cpu_share": max(case["foreign_cpu_share"] for case in found.values()),
+        # A throttle that is wider than what reads take anyway is none.
+        "reads_per_second_possible": possible / sizes.slot_bytes,
+        "too_slow": [name for name, case in found.items() if case["bytes_per_second"] > possible],
         "void": any(case["void"] for case in found.values()),
     }
 

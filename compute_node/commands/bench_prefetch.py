@@ -21,7 +21,7 @@ from compute_node.bench.geometries import geometry_named
 from compute_node.bench.prefetch_chart import draw_recall
 from compute_node.bench.prefetch_embedded import measure_embedded
 from compute_node.bench.prefetch_recall import Recall, measure_recall
-from compute_node.bench.prefetch_speed import CASES, check_cases, measure_speed
+from compute_node.bench.prefetch_speed import CASES, check_cases, in_memory, measure_speed, spare_core
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.random_store import random_store
 from compute_node.commands import options
@@ -49,8 +49,8 @@ def prefetch(
     geometry: Annotated[str, typer.Option("--geometry", help="Of which model speeds are measured.")] = "olmoe-1b-7b",
     layers: Annotated[int, typer.Option("--layers", min=2, help="Layers of it.")] = 8,
     experts: Annotated[int | None, typer.Option("--experts", help="Routed experts of a layer. Default: all.")] = None,
-    arena: Annotated[str, typer.Option("--arena", help="RAM for experts.")] = "25%",
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a run.")] = 48,
+    arena: Annotated[str, typer.Option("--arena", help="RAM for experts.")] = "50%",
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a run.")] = 32,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each side, alternating.")] = 5,
     cases: Annotated[str, typer.Option("--cases", help="Which are timed, by name, with commas.")] = ",".join(CASES),
     *,
@@ -94,12 +94,12 @@ def prefetch(
     if chosen:
         sizes = geometry_named(geometry)
         progress(f"store with the sizes of {sizes.name}; it is made at the first run")
-        store = random_store(sizes, layers=layers, experts=experts)
-        view = DenseView(store, RandomModel(sizes.cut(layers, experts)))
-        report |= measure_speed(
-            view, store.path, precision, arena=arena, tokens=tokens, rounds=rounds, threads=threads, cases=chosen,
-            tell=progress,
-        )  # fmt: skip
+        with in_memory(random_store(sizes, layers=layers, experts=experts)) as store:
+            view = DenseView(store, RandomModel(sizes.cut(layers, experts)))
+            report |= measure_speed(
+                view, store.path, precision, arena=arena, tokens=tokens, rounds=rounds,
+                threads=threads or spare_core(), cases=chosen, tell=progress,
+            )  # fmt: skip
         report |= {"geometry": sizes.name, "layers": layers}
     if embedded_model:
         progress("a node's own hints on the embedded model")
@@ -157,6 +157,10 @@ def _show(report: dict[str, Any]) -> None:
         lines.append(f"embedded model      speed {report['embedded']['speedup']:.2f} by a node's own hints")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+    if report.get("too_slow"):
+        console.print(
+            f"this machine cannot read as fast as wanted for: {', '.join(report['too_slow'])}", style="yellow"
+        )
     if report.get("void"):
         console.print(
             f"void: other programs used {report['foreign_cpu_share']:.0%} of the processors meanwhile", style="yellow"

@@ -46,6 +46,7 @@ class DecoderBuilder:
         x: float32 [rows, H], the residual stream.
         normed: float32 [rows, H], x behind a norm: what a block's projections, routers and experts are applied to.
         delta: float32 [rows, H], what a block adds to x.
+        always: float32 [rows, H], what a layer's shared expert gives, known before the routed ones; None: none so far.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class DecoderBuilder:
         self._expert_layers: list[int] = []
         self._routers: dict[int, RouterWeights] = {}
         self._embedding: Matrix | None = None
+        self.always: F32 | None = None
 
     def buffer(self, name: str, width: int) -> F32:
         """Activations float32 [rows, width], zero at first; the same array for the same name and width."""
@@ -239,7 +241,7 @@ class DecoderBuilder:
             expert_rows=self._expert_rows,
             route_indices=self._route_indices,
             route_weights=self._route_weights,
-            look_ahead=LookAhead(self._routers, self.x, self._router_logits, config.rms_norm_eps),
+            look_ahead=LookAhead(self._routers, self.x, self._router_logits, config.rms_norm_eps, self.always),
         )
 
     def _as_bytes(self, label: str, x: F32, batch: Batch) -> QuantisedRows:

@@ -47,6 +47,7 @@ class LookAhead:
         residual: float32 [rows, H], the residual stream of the step.
         router_logits: float32 [rows, experts], of the layer where the step stopped.
         eps: of the norms.
+        always: float32 [rows, H], what a shared expert gives of the layer where the step stopped; None: there is none.
 
     Attributes:
         residual: as given; after a router has run, the state after attention.
@@ -56,8 +57,16 @@ class LookAhead:
         batch: live rows of the two.
     """
 
-    def __init__(self, routers: Mapping[int, RouterWeights], residual: F32, router_logits: F32, eps: float) -> None:
+    def __init__(
+        self,
+        routers: Mapping[int, RouterWeights],
+        residual: F32,
+        router_logits: F32,
+        eps: float,
+        always: F32 | None = None,
+    ) -> None:
         self.residual = residual
+        self._always = always
         self.router_logits = router_logits
         self.batch = Batch(LOOK_AHEAD_ROWS)
         self.state = np.zeros((LOOK_AHEAD_ROWS, residual.shape[1]), np.float32)
@@ -75,6 +84,19 @@ class LookAhead:
             )
             for layer, w in routers.items()
         }
+
+    def start_from(self, rows: slice | NDArray[np.intp], known: F32) -> None:
+        """Sets `state` to what the layer where the step stopped will leave behind, as far as that is known.
+
+        Args:
+            rows: of the step.
+            known: float32 [n, H], what those of its routed experts add that are there.
+        """
+        state = self.state[: len(known)]
+        self.batch.set_rows(len(known))
+        np.add(self.residual[rows], known, out=state)
+        if self._always is not None:
+            state += self._always[rows]
 
     def segment(self, layer: int) -> Segment:
         """Ops that apply the router of a layer to `state`."""

@@ -185,8 +185,7 @@ class Hinting:
 
     def _look_ahead(self, place: int, known: F32) -> None:
         look, rows = self._look, len(self._rows)
-        look.batch.set_rows(rows)
-        np.add(look.residual[:rows], known, out=look.state[:rows])
+        look.start_from(slice(rows), known)
         for distance in range(1, FARTHEST + 1):
             target = place + distance
             if target >= len(self._layers):

@@ -55,8 +55,7 @@ class UnionGuess:
         logits = np.empty((len(sample), len(absent)), np.float32)
         for first in range(0, len(sample), LOOK_AHEAD_ROWS):
             part = sample[first : first + LOOK_AHEAD_ROWS]
-            look.batch.set_rows(len(part))
-            np.add(look.residual[part], known[part], out=look.state[: len(part)])
+            look.start_from(part, known[part])
             self._run(look.segment(self._layers[place]))
             logits[first : first + len(part)] = look.logits[: len(part), : len(absent)]
         # A torn read may leave anything in a sum.

@@ -18,6 +18,7 @@ def test_a_quick_run_without_a_browser_has_the_figures():
     assert answer["scrape_seconds"] == sorted(answer["scrapes"])[2] > 0
     assert len(answer["viewer_core_shares"]) == 2
     assert type(answer["viewer_core_share"]) is float
+    assert 0 < answer["recorder_core_share"] < 1
     assert "Traceback" not in run.stderr
 
 

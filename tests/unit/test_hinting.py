@@ -36,8 +36,7 @@ class Source:
         self.hints.append((step, layer, experts))
 
 
-@pytest.fixture
-def look():
+def made(always=None):
     rng = np.random.default_rng(0)
     routers = {
         layer: RouterWeights(
@@ -47,7 +46,12 @@ def look():
         for layer in LAYERS
     }
     residual = rng.normal(size=(4, HIDDEN)).astype(np.float32)
-    return LookAhead(routers, residual, np.zeros((4, EXPERTS), np.float32), 1e-6)
+    return LookAhead(routers, residual, np.zeros((4, EXPERTS), np.float32), 1e-6, always)
+
+
+@pytest.fixture
+def look():
+    return made()
 
 
 def hinting(source, look, throttle=None):
@@ -84,6 +88,20 @@ def test_a_step_that_waits_hints_for_the_next_layer_what_its_router_says_of_the_
     assert (step, layer) == (9, 2)
     assert set(experts[:TOP_K]) == set(expected.tolist())
     assert len(experts) <= 2 * TOP_K
+
+
+def test_what_a_shared_expert_gives_is_part_of_the_state_that_is_looked_ahead_from(look):
+    always, known = np.full((4, HIDDEN), 2.0, np.float32), np.full((1, HIDDEN), 0.5, np.float32)
+    always[:, ::2] = -1
+    source, shared = Source(), made(always)
+    node = hinting(source, shared)
+    node.begin([5], step=0, decode=True)
+    source.hints.clear()
+    node.meanwhile(0, known)
+    expected = np.argsort(-logits_of(look, 2, look.residual[0] + known[0] + always[0]))[:TOP_K]
+    ((_, _, experts),) = source.hints
+    assert set(experts[:TOP_K]) == set(expected.tolist())
+    assert set(expected.tolist()) != set(np.argsort(-logits_of(look, 2, look.residual[0] + known[0]))[:TOP_K].tolist())
 
 
 def test_nothing_is_said_where_nothing_is_absent_and_by_a_prompt_behind_the_last_layer(look):

@@ -274,7 +274,7 @@ class ReadingAhead:
         full = self.book.unused >= max(1, self._memory.slots // _UNUSED_SHARE)
         if not full and (slot := self._memory.take()) is not None:
             return slot
-        victim = self._policy.victim(self._replaceable if full else self._spare)
+        victim = self._useless() if full else self._policy.victim(self._spare)
         if victim is None:
             return None
         own = self._policy.worth(entry.flat)
@@ -287,9 +287,13 @@ class ReadingAhead:
     def _spare(self, flat: int) -> bool:
         return self._residents.idle(flat) and not self.uses.recent(flat)
 
-    def _replaceable(self, flat: int) -> bool:
-        """A prefetched expert whose layer has passed without a use."""
-        return flat in self.book.landed and self._spare(flat)
+    def _useless(self) -> int | None:
+        """The prefetched expert of the least worth among those whose layer has passed without a use.
+
+        It is looked for among the prefetched ones, not in all of RAM: there may be none, and there may be many hints.
+        """
+        useless = filter(self._spare, self.book.landed)
+        return min(useless, key=lambda flat: self._policy.worth(flat) or 0.0, default=None)
 
     def _read_in_background(self, flat: int, slot: int) -> None:
         self._policy.inserted(flat)

@@ -49,6 +49,7 @@ def observe(
         return
     print(f"a scrape       {answer['scrape_seconds'] * 1e3:.1f} ms, {answer['series']} series")
     print(f"a viewer       {answer['viewer_core_share']:.1%} of a core")
+    print(f"the recorder   {answer['recorder_core_share']:.2%} of a core")
     for name, rate in (answer["brain_fps"] or {}).items():
         print(f"{name} experts {rate:.0f} frames/s")
     for note in answer["notes"]:

@@ -17,6 +17,7 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable
+from tierd.observe.recorder import FlightRecorder
 from tierd.store.store import ExpertStore
 from tierd.store.synthetic import make_store
 
@@ -28,6 +29,7 @@ _TOP_K: Final = 8
 _VISITS_PER_SECOND: Final = 300.0
 """About four tokens a second, which is what such a model does from two drives."""
 _SEED: Final = 20
+_NOTED: Final = 20_000
 
 
 def daemon_cost(folder: Path, *, scrapes: int, pairs: int, seconds: float) -> dict[str, Any]:
@@ -40,7 +42,8 @@ def daemon_cost(folder: Path, *, scrapes: int, pairs: int, seconds: float) -> di
         seconds: length of a slice.
 
     Returns:
-        `scrape_seconds` and `viewer_core_share` as medians, with the raw values beside them, and `series`.
+        `scrape_seconds` and `viewer_core_share` as medians, with the raw values beside them; `series`; and
+        `recorder_core_share`, the events that the flight recorder noted per second times what noting one takes.
     """
     store = make_store(folder / "store", layers=_LAYERS, experts=_EXPERTS, top_k=_TOP_K, fill="sparse")
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -52,8 +55,9 @@ def daemon_cost(folder: Path, *, scrapes: int, pairs: int, seconds: float) -> di
         stack.callback(daemon.stop)
         visits = stack.enter_context(_load(daemon, store))
         times = [_scrape(url) for _ in range(scrapes)]
-        text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()  # noqa: S310, our own address
+        text = _exposition(url)
         shares = []
+        noted, since = _events(text), time.monotonic()
         for number in range(pairs):
             # Every other pair begins with the viewer: what drifts, such as the share of hits, cancels out.
             if number % 2:
@@ -65,19 +69,40 @@ def daemon_cost(folder: Path, *, scrapes: int, pairs: int, seconds: float) -> di
                 with _viewer(url):
                     watched = _slice(daemon.pid, visits, seconds)
             shares.append(watched.share - alone.share * watched.visits / max(1, alone.visits))
+        events_per_second = (_events(_exposition(url)) - noted) / (time.monotonic() - since)
     return {
         "scrape_seconds": statistics.median(times),
         "scrapes": times,
         "series": sum(1 for line in text.splitlines() if line and not line.startswith("#")),
         "viewer_core_share": statistics.median(shares),
         "viewer_core_shares": shares,
+        "recorder_core_share": events_per_second * _seconds_to_note(),
     }
+
+
+def _exposition(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # noqa: S310, our own address
+        return str(answer.read().decode())
 
 
 def _scrape(url: str) -> float:
     begun = time.perf_counter()
-    urllib.request.urlopen(f"{url}/metrics", timeout=10).read()  # noqa: S310, our own address
+    _exposition(url)
     return time.perf_counter() - begun
+
+
+def _events(text: str) -> float:
+    """Events that the flight recorder has noted, by an exposition."""
+    return float(next(line.split()[1] for line in text.splitlines() if line.startswith("tierd_recorder_events_total ")))
+
+
+def _seconds_to_note() -> float:
+    """Processor seconds that the flight recorder takes for an event with three facts."""
+    recorder = FlightRecorder(time.monotonic)
+    begun = time.process_time()
+    for number in range(_NOTED):
+        recorder.span("drive", "read", 0.0, 1.0, ("layer", "expert", "bytes"), (number, number, number))
+    return (time.process_time() - begun) / _NOTED
 
 
 class _Slice(NamedTuple):

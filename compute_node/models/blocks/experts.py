@@ -44,7 +44,7 @@ def routed_experts(
     router_bias = None if bias is None else build.vector(bias, config.experts)
     added = None if correction is None else build.vector(correction, config.experts)
     build.route(layer, RouterWeights(norm, matrix, router_bias), correction=added)
-    always = None if shared is None else shared(build, layer)
+    always = build.always = None if shared is None else shared(build, layer)
     build.experts(layer)
     if always is not None:
         build.add(kernels.add(f"layer {layer} shared expert residual", build.x, always, build.batch))
