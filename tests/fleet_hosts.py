@@ -2,8 +2,8 @@
 
     python fleet_hosts.py '{"entrance": 1}' FILE
 
-`add NAME {"resource": 1}` and `kill NAME` hosts; `status FILE`, `wait FILE` until it is up, and `down FILE` a fleet.
-It ends, with all hosts, when standard input does.
+`add NAME {"resource": 1}` and `kill NAME` hosts; `up FILE`, `status FILE`, `wait FILE` until it is up, and `down FILE`
+a fleet. It ends, with all hosts, when standard input does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import ray._private.utils
 from ray.cluster_utils import Cluster
 
 from tierd.fleet.cluster import joined
-from tierd.fleet.fleet import fleet_status, take_down, wait_until_up
+from tierd.fleet.fleet import bring_up, fleet_status, take_down, wait_until_up
 from tierd.fleet.fleet_file import read_fleet
 
 # Agents without a dashboard's modules: three hosts start on one machine.
@@ -53,6 +53,10 @@ class Hosts:
             case ["kill", name]:
                 self.cluster.remove_node(self._hosts.pop(name), allow_graceful=False)
                 return {"killed": name}
+            case ["up", file]:
+                fleet = read_fleet(Path(file))
+                bring_up(fleet, lambda _: None)
+                return wait_until_up(fleet, HEAL_SECONDS)
             case ["status", file]:
                 return fleet_status(read_fleet(Path(file)))
             case ["wait", file]:
@@ -72,12 +76,13 @@ class Hosts:
 
 
 def main():
+    answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints what it notices
     hosts = Hosts(json.loads(sys.argv[1]))
     try:
         with joined(read_fleet(Path(sys.argv[2])), hosts.cluster.address):
-            print(json.dumps({"ray": hosts.cluster.address}), flush=True)
+            print(json.dumps({"ray": hosts.cluster.address}), file=answers, flush=True)
             for line in sys.stdin:
-                print(json.dumps(hosts.do(line.split(maxsplit=2))), flush=True)
+                print(json.dumps(hosts.do(line.split(maxsplit=2))), file=answers, flush=True)
     finally:
         hosts.cluster.shutdown()
 

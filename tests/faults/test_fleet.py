@@ -1,16 +1,18 @@
-"""A fleet on three logical hosts: right answers under load, whatever of it is killed, and it heals."""
+"""A fleet on logical hosts of this machine: right answers under load, whatever of it is killed, and it heals."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -20,29 +22,25 @@ from daemons import PROMPT, command, eventually
 pytest.importorskip("ray", reason="needs Ray")
 
 ANSWER_SECONDS = 100.0
+SOAK_SECONDS = 180.0
 HOSTS = {"a": {"store-a": 1, "node": 1}, "b": {"store-b": 1, "node": 1}}
+WORKER = """
+[[worker]]
+name = "{name}"
+store = "{daemon}"
+on = {{ store-{name} = 1 }}
+settings = {{ threads = 1 }}
+"""
 FILE = """
 name = "tests"
 ray = "{ray}"
-
-[[worker]]
-name = "a"
-store = "{a}"
-on = {{ store-a = 1 }}
-settings = {{ threads = 1 }}
-
-[[worker]]
-name = "b"
-store = "{b}"
-on = {{ store-b = 1 }}
-settings = {{ threads = 1 }}
-
+{workers}
 [[node]]
 name = "far"
-store = "ipv4:{a},{b}"
-workers = ["a", "b"]
+store = "ipv4:{daemons}"
+workers = {names}
 on = {{ node = 1 }}
-replicas = 2
+replicas = {nodes}
 settings = {{ threads = 1, context = 160, experts = "worker", store_cache = "0", model_name = ["tiny"] }}
 
 [entrance]
@@ -52,28 +50,47 @@ on = {{ entrance = 1 }}
 
 
 class Fleet:
-    """The fleet of `FILE`, told and seen through `fleet_hosts.py`, asked over HTTP."""
+    """The fleet of `FILE`, told and seen through `fleet_hosts.py`, asked over HTTP.
 
-    def __init__(self, folder, addresses):
+    Args:
+        folder: for its files.
+        daemons: addresses by the name of the store, each with a worker beside it.
+        nodes: how many.
+    """
+
+    def __init__(self, folder, daemons, nodes):
         self.folder = folder
         self.file = folder / "fleet.toml"
         self._hosts = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.facts = {**addresses, "port": free.getsockname()[1], "ray": "auto"}
-        self.url = f"http://127.0.0.1:{self.facts['port']}"
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        workers = "".join(WORKER.format(name=name, daemon=daemon) for name, daemon in daemons.items())
+        self._facts = {
+            "workers": workers, "names": json.dumps([*daemons]), "daemons": ",".join(daemons.values()),
+            "nodes": nodes, "port": port,
+        }  # fmt: skip
+        self.write("auto")
 
-    def start_hosts(self):
-        self.file.write_text(FILE.format(**self.facts))
-        words = [sys.executable, str(Path(__file__).parents[1] / "fleet_hosts.py"), '{"entrance": 1}', str(self.file)]
+    def write(self, ray):
+        """Its file, for a cluster at that address."""
+        self.file.write_text(FILE.format(**self._facts, ray=ray))
+
+    def start_hosts(self, first, others):
+        """The cluster: resources of its first host, and names of others."""
+        words = [sys.executable, str(Path(__file__).parents[1] / "fleet_hosts.py"), json.dumps(first), str(self.file)]
         with (self.folder / "hosts.log").open("wb") as log:
             self._hosts = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
-        self.facts["ray"] = self._answer()["ray"]
-        self.file.write_text(FILE.format(**self.facts))
-        for name in HOSTS:
+        self.write(self._answer()["ray"])
+        for name in others:
             self.add(name)
+
+    def processes(self):
+        """All that the cluster has started, and the cluster."""
+        return descendants(self._hosts.pid)
 
     def add(self, name):
         self.tell(f"add {name} {json.dumps(HOSTS[name])}")
@@ -119,23 +136,29 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path, serve_module, embedded_store, monkeypatch):
+def start(tmp_path, serve_module, embedded_store, monkeypatch):
+    """Starts a fleet."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    addresses = {}
-    for name in HOSTS:
-        folder = tmp_path / name
-        folder.mkdir()
-        daemon = serve_module(embedded_store, "--arena", "50%", listen="127.0.0.1:0")
-        addresses[name] = daemon.name
-    fleet = Fleet(tmp_path, addresses)
-    try:
-        fleet.start_hosts()
-        done = command("tierd", "fleet", "up", fleet.file, "--seconds", 90, "--json")
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield fleet
-    finally:
-        fleet.end()
+    with contextlib.ExitStack() as stack:
+
+        def run(stores, nodes, first, others):
+            daemons = {n: serve_module(embedded_store, "--arena", "50%", listen="127.0.0.1:0").name for n in stores}
+            fleet = Fleet(tmp_path, daemons, nodes)
+            stack.callback(fleet.end)
+            fleet.start_hosts(first, others)
+            return fleet
+
+        yield run
+
+
+@pytest.fixture
+def fleet(start):
+    """Two stores' workers and two nodes on two hosts, the entrance on a third one."""
+    fleet = start("ab", 2, {"entrance": 1}, HOSTS)
+    done = command("tierd", "fleet", "up", fleet.file, "--seconds", 90, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return fleet
 
 
 class Load:
@@ -229,9 +252,33 @@ def descendants(pid):
     return found
 
 
+def test_on_one_host_a_worker_and_a_node_that_are_killed_cost_no_answer_and_come_back(start, reference):
+    fleet = start("a", 1, {"entrance": 1, "store-a": 1, "node": 1}, [])
+    told = fleet.tell(f"up {fleet.file}")
+    assert told["up"], told
+    assert strangers_can_reach(fleet.processes()) == []
+    before = fleet.members()
+    with Load(fleet, reference["text"]) as load:
+        load.more()
+        fleet.kill("a-0")
+        texts, errors = stream_that_loses_its_node(fleet, "a stream")
+        assert reference["text"].startswith("".join(texts)[:40])
+        assert len(errors) == 1
+        assert "was lost in the middle of this answer" in errors[0]
+        # Where nothing of an answer had left, the node gives it when it is back.
+        load.more()
+        after = fleet.healed()
+    assert load.errors == []
+    assert all(after[name]["pid"] != before[name]["pid"] for name in ("a-0", "far-0"))
+    fleet.tell(f"down {fleet.file}")
+    assert not [member for member in after.values() if Path(f"/proc/{member['pid']}").exists()]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_fleet_answers_rightly_while_its_parts_are_killed_and_heals(fleet, reference):
     before = fleet.healed()
-    assert strangers_can_reach(descendants(fleet._hosts.pid)) == []
+    assert strangers_can_reach(fleet.processes()) == []
     with Load(fleet, reference["text"]) as load:
         load.more(12)
         # Conversations stay with their nodes, and both nodes have some.
@@ -262,3 +309,65 @@ def test_a_fleet_answers_rightly_while_its_parts_are_killed_and_heals(fleet, ref
     pids = [member["pid"] for member in after.values()]
     fleet.tell(f"down {fleet.file}")
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_whatever_dies_at_random_every_answer_is_right_or_one_clear_error(fleet, reference):
+    chance = random.Random(os.urandom(8))
+    fleet.healed()
+    killed = []
+    with Load(fleet, reference["text"]) as load:
+        until = time.monotonic() + SOAK_SECONDS
+        while time.monotonic() < until:
+            members = fleet.members()
+            victim = chance.choice(["host b", *(name for name, found in members.items() if found["pid"])])
+            killed.append(victim)
+            if victim == "host b":
+                fleet.tell("kill b")
+                time.sleep(chance.uniform(0, 5))
+                fleet.add("b")
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(members[victim]["pid"], chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]))
+            if chance.random() < 0.5:
+                fleet.healed()
+            time.sleep(chance.uniform(0, 3))
+        fleet.healed()
+        errors = list(load.errors)
+        wanted = load.right + 12
+        eventually(lambda: load.right >= wanted)
+    known = ("no node of the fleet", "nodes died under this request", "did not answer within its time")
+    assert not [error for error in errors if not any(words in error for words in known)], killed
+    assert load.errors == errors
+    assert load.right > len(killed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_fleet_of_this_host_alone_lives_as_long_as_its_command(tmp_path, serve, embedded_store, reference):
+    daemon = serve(embedded_store, "--arena", "50%", listen="127.0.0.1:0")
+    fleet = Fleet(tmp_path, {"a": daemon.name}, 1)
+    fleet.write("own")
+    assert command("tierd", "fleet", "status", fleet.file).returncode == 1
+    with (tmp_path / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "tierd", "fleet", "up", str(fleet.file), "--json"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        eventually(lambda: up.poll() is not None or b'"up": true' in (tmp_path / "up.log").read_bytes(), 200)
+        assert up.poll() is None, (tmp_path / "up.log").read_text()
+        assert command("tierd", "fleet", "up", fleet.file).returncode == 2
+        told = json.loads(command("tierd", "fleet", "status", fleet.file, "--json").stdout)
+        assert {member["state"] for member in told["members"]} == {"serving"}
+        started = descendants(up.pid)
+        assert strangers_can_reach(started) == []
+        with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client, fleet.ask(client, "c", 9) as answer:
+            assert reference["text"].startswith(json.loads(answer.read())["choices"][0]["text"])
+        assert command("tierd", "fleet", "down", fleet.file).returncode == 0
+        assert up.wait(100) == 0
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    finally:
+        up.kill()
+        up.wait()

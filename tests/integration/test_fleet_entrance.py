@@ -44,7 +44,7 @@ class Node:
 
     async def _serve(self, reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = next((int(line[16:]) for line in head.splitlines() if line.startswith("content-length: ")), 0)
             self.asked.append((head, await reader.readexactly(length)))
             how = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
@@ -119,10 +119,8 @@ async def test_a_request_reaches_its_conversations_node_as_it_was_sent():
             assert (answer.json(), answer.headers["x-tierd-node"]) == ({"node": "a"}, "a")
         assert (len(a.asked), len(b.asked)) == (3, 0)
         head, sent = a.asked[0]
-        assert head.startswith("POST /v1/completions?x=1 HTTP/1.1")
-        assert {"host: entrance.test", "authorization: k", f"content-length: {len(body)}"} <= set(
-            head.lower().splitlines()
-        )
+        assert head.startswith("post /v1/completions?x=1 http/1.1")
+        assert {"host: entrance.test", "authorization: k", f"content-length: {len(body)}"} <= set(head.splitlines())
         assert sent == body
 
 

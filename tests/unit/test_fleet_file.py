@@ -14,6 +14,7 @@ import typer
 from daemons import eventually
 
 from compute_node.cli import build_app
+from tierd.commands import fleet as fleet_command
 from tierd.errors import DaemonUnavailable, UsageError
 from tierd.fleet.conversation import conversation_key, rank_nodes
 from tierd.fleet.fleet_file import read_fleet
@@ -68,11 +69,11 @@ def test_members_become_command_lines(read):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("name = ", "nome = "), "nome"),
-        (('["a"]', '["b"]'), "workers that do not exist: b"),
+        (("replicas", "copies"), "copies"),
+        (('["a"]', '["b"]'), "workers that are not there: b"),
         (('"far"', '"a"'), "a name of its own"),
         (("threads", "listen"), "'listen' is no setting"),
-        (("threads", "--threads"), "cannot be read"),
+        (("threads", "--threads"), "'--threads' is no setting"),
         (("replicas = 2", "replicas = 0"), "node.0.replicas"),
         (('"host:0"', '"unix:/x"'), "worker.0.listen"),
         (('name = "qwen3"', 'name = "qwen3"\nray = "nowhere"'), "nowhere"),
@@ -92,6 +93,13 @@ def test_what_cannot_be_is_refused_by_name(read, change, words):
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match="nothing"):
         read_fleet(tmp_path / "nothing.toml")
+
+
+def test_without_ray_the_command_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match="not installed") as refused:
+        fleet_command.status(tmp_path / "fleet.toml")
+    assert "extra `ray`" in refused.value.hint
 
 
 def test_where_an_own_cluster_is_only_this_user_may_read(read, monkeypatch, tmp_path):

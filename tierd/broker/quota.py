@@ -14,6 +14,8 @@ __all__ = ["NO_QUOTA", "SessionQuota"]
 class SessionQuota:
     """Bounds of each session. Nothing is refused for them: a node asks in smaller waves, reads wait, hints are dropped.
 
+    A node that fetches experts as bytes has a session for each of its streams.
+
     Attributes:
         experts: granted to it at once, because it asked; None: as many as a request may name on this arena.
         read_bytes: of its reads at the drives; one read always goes. None: as many as its turns allow.

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +60,7 @@ def up(
     from tierd.fleet.cluster import joined, own_cluster  # noqa: PLC0415 - Ray takes a second to import
     from tierd.fleet.fleet import bring_up, take_down, wait_until_up  # noqa: PLC0415
 
-    with own_cluster(fleet) if own else joined(fleet, fleet.ray):
+    with redirect_stdout(sys.stderr), own_cluster(fleet) if own else joined(fleet, fleet.ray):
         stopped = _stopped_by_signals()
         bring_up(fleet, _tell)
         found = wait_until_up(fleet, seconds, stopped.is_set)
@@ -80,7 +81,7 @@ def status(file: File, *, as_json: Json = False) -> None:
     from tierd.fleet.cluster import joined  # noqa: PLC0415 - Ray takes a second to import
     from tierd.fleet.fleet import fleet_status  # noqa: PLC0415
 
-    with joined(fleet, address):
+    with redirect_stdout(sys.stderr), joined(fleet, address):
         found = fleet_status(fleet)
     _show(found, as_json=as_json)
     if not found["up"]:
@@ -97,7 +98,7 @@ def down(file: File) -> None:
     from tierd.fleet.cluster import joined  # noqa: PLC0415 - Ray takes a second to import
     from tierd.fleet.fleet import take_down  # noqa: PLC0415
 
-    with joined(fleet, fleet.ray):
+    with redirect_stdout(sys.stderr), joined(fleet, fleet.ray):
         take_down(fleet, _tell)
 
 
@@ -117,11 +118,11 @@ def _stopped_by_signals() -> threading.Event:
 
 
 def _show(found: dict[str, Any], *, as_json: bool) -> None:
+    """On standard output, from which Ray's notices are kept away."""
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        print(json.dumps(found), file=sys.__stdout__, flush=True)
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, file=sys.__stdout__)
     table = Table("member", "state", "address", "host", "since", box=None)
     for member in found["members"]:
         since = f"{time.time() - member['began']:.0f} s" if member["began"] else ""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ray.serve._private import replica
-
 from tierd.fleet.own import LOOPBACK_VARIABLE
 
 __all__ = ["keep_replica_to_loopback"]
@@ -19,6 +17,8 @@ def keep_replica_to_loopback() -> None:
     """
     if os.environ.get(LOOPBACK_VARIABLE) != "0":
         return
+    from ray.serve._private import replica  # noqa: PLC0415 - a replica has it loaded; others need not load it
+
     add_port = replica.add_port_to_grpc_server
 
     def add_loopback_port(server: Any, address: str) -> int:
