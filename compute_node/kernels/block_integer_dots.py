@@ -24,14 +24,13 @@ from compute_node.kernels.block_codes import (
     widen_bf16_scales,
     widen_exponents,
 )
-from compute_node.kernels.dots import LINE, Builder, pointers, prefetch_lines, signature_of
+from compute_node.kernels.dots import LINE, Builder, in_tiles, pointers, prefetch_lines, signature_of
 from compute_node.kernels.integer_dots import (
     Fixes,
     QuantisedGroups,
     add_products,
     dot_halves,
     factor_at,
-    in_integer_tiles,
     times,
     totals_of,
     zero_sums,
@@ -81,11 +80,11 @@ def _dots(
     def block(number: Any, inside: Any) -> None:
         prefetch_lines(builder, after, number, -(-len(w) * BLOCK_BYTES // LINE))
         at = times(builder, number, BLOCK_BYTES)
-        codes = [[kind.decode(builder, g) for g in nibbles_at(builder, lanes.offset(builder, p, at))] for p in w]
-        for row in range(len(x)):
-            for group, values in enumerate(rows.group(row, number)):
-                for column, weights in enumerate(codes):
-                    integers = dot_halves(builder, [weights[group]], [values], weights_signed=False)
+        for column, start in enumerate(w):
+            codes = [kind.decode(builder, g) for g in nibbles_at(builder, lanes.offset(builder, start, at))]
+            for row in range(len(x)):
+                for group, (weights, values) in enumerate(zip(codes, rows.group(row, number), strict=True)):
+                    integers = dot_halves(builder, [weights], [values], weights_signed=False)
                     factor = factor_at(builder, table.at(column, inside, group, row), _SUMS)
                     add_products(builder, sums[row * len(w) + column], integers, factor)
 
@@ -110,9 +109,9 @@ def _generate(kind: _Format) -> Any:
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
 
         def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _dots(builder, kind, *parts, inputs, arguments[3], following)
+            return _dots(builder, kind, parts[0], parts[1], inputs, arguments[3], following)
 
-        totals = in_integer_tiles(builder, some, [data, scales], len(inputs), ahead)
+        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return generate

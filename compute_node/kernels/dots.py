@@ -101,9 +101,7 @@ class LaneSums:
         return [lanes.sum_lanes(self.builder, self.builder.load(cell)) for row in self.cells for cell in row]
 
 
-def in_tiles(
-    builder: Builder, dots: Dots, parts: list[list[Any]], rows: int, after: Any, pairs: int = _PAIRS
-) -> list[Any]:
+def in_tiles(builder: Builder, dots: Dots, parts: list[list[Any]], rows: int, after: Any) -> list[Any]:
     """Sums of many pairs from `dots`, which is given no more weight rows at a time than registers can follow.
 
     The code of `dots` is made once and runs for one group of weight rows after the other, so a weight is loaded and
@@ -115,13 +113,12 @@ def in_tiles(
         parts: byte pointers, the same part of every weight row in a list: data first, then scales, where there are.
         rows: activation rows.
         after: where the weights of the next call begin.
-        pairs: how many pairs of rows have their accumulators in registers.
 
     Returns:
         The sums, activation row by activation row.
     """
     count = len(parts[0])
-    size = max(1, min(count, pairs // rows))
+    size = max(1, min(count, _PAIRS // rows))
     while count % size:
         size -= 1
     if size == count:
@@ -305,7 +302,7 @@ def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> An
         ahead = builder.inttoptr(arguments[4], I8.as_pointer())
 
         def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _grouped(builder, *parts, inputs, arguments[3], following)
+            return _grouped(builder, parts[0], parts[1], inputs, arguments[3], following)
 
         totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)

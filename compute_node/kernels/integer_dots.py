@@ -13,7 +13,7 @@ the eight are added by the tree of `lanes.sum_lanes`. Nothing depends on the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from llvmlite import ir
@@ -37,7 +37,6 @@ __all__ = [
     "factor_at",
     "halves_at",
     "i64",
-    "in_integer_tiles",
     "times",
     "totals_of",
     "vector_at",
@@ -48,8 +47,6 @@ _BYTES: Final = 64
 _SUMS: Final = 8
 _SPAN: Final = 8
 """Blocks of `int4-g64`, two groups each, whose sixteen scales are prepared together."""
-_PAIRS: Final = 16 if lanes.has_feature("avx512vl") else 8
-"""Pairs of an activation row and a weight row whose eight lanes stay in registers together."""
 
 HALF: Final = ir.VectorType(I8, 32)
 _V8: Final = ir.VectorType(I32, _SUMS)
@@ -216,23 +213,15 @@ def totals_of(builder: Builder, cells: list[Any]) -> list[Any]:
     return [lanes.sum_lanes(builder, builder.load(cell)) for cell in cells]
 
 
-def in_integer_tiles(
-    builder: Builder, dots: Callable[..., list[Any]], parts: list[list[Any]], rows: int, after: Any
-) -> list[Any]:
-    """`in_tiles` with accumulators of eight lanes."""
-    return in_tiles(builder, dots, parts, rows, after, _PAIRS)
-
-
 def _int8(builder: Builder, w: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
 
     def step(weights: list[Any], group: Any) -> None:
-        values = [halves_at(builder, p) for p in weights]
-        for row in range(len(x)):
-            codes = rows.group(row, group)
-            factor = factor_at(builder, lanes.offset(builder, rows.scales[row], times(builder, group, 4)), _SUMS)
-            for column, value in enumerate(values):
-                total = dot_halves(builder, value, codes, weights_signed=True)
+        for column, pointer in enumerate(weights):
+            value = halves_at(builder, pointer)
+            for row in range(len(x)):
+                factor = factor_at(builder, lanes.offset(builder, rows.scales[row], times(builder, group, 4)), _SUMS)
+                total = dot_halves(builder, value, rows.group(row, group), weights_signed=True)
                 add_products(builder, sums[row * len(w) + column], total, factor)
 
     whole = builder.lshr(cols, i64(6))
@@ -291,18 +280,17 @@ def _int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any,
 
     def block(number: Any, inside: Any) -> None:
         at = times(builder, number, _BYTES)
-        raw = [halves_at(builder, lanes.offset(builder, p, at)) for p in w]
-        for half in range(2):
-            codes = [[_nibbles(builder, part, high=half == 1) for part in parts] for parts in raw]
-            group = builder.add(builder.shl(number, i64(1)), i64(half))
-            lane = builder.add(times(builder, inside, 8), i64(4 * half))
-            for row in range(len(x)):
-                values = rows.group(row, group)
-                for column, code in enumerate(codes):
+        for column, start in enumerate(w):
+            raw = halves_at(builder, lanes.offset(builder, start, at))
+            for half in range(2):
+                codes = [_nibbles(builder, part, high=half == 1) for part in raw]
+                group = builder.add(builder.shl(number, i64(1)), i64(half))
+                lane = builder.add(times(builder, inside, 8), i64(4 * half))
+                for row in range(len(x)):
                     pair = row * len(w) + column
                     place = lanes.offset(builder, table, builder.add(lane, i64(pair * LANES * 4)))
                     factor = factor_at(builder, place, _SUMS)
-                    integers = dot_halves(builder, code, values, weights_signed=False)
+                    integers = dot_halves(builder, codes, rows.group(row, group), weights_signed=False)
                     add_products(builder, sums[pair], integers, factor)
 
     with cgutils.for_range(builder, spans) as span:
@@ -332,7 +320,7 @@ def dots_fast_int8(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
         def some(parts: list[list[Any]], following: Any) -> list[Any]:
             return _int8(builder, parts[0], inputs, arguments[2], following)
 
-        totals = in_integer_tiles(builder, some, [data], len(inputs), ahead)
+        totals = in_tiles(builder, some, [data], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return signature_of(w, x, cols, after), generate
@@ -347,9 +335,9 @@ def dots_fast_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) 
         data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
 
         def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _int4(builder, *parts, inputs, arguments[3], following)
+            return _int4(builder, parts[0], parts[1], inputs, arguments[3], following)
 
-        totals = in_integer_tiles(builder, some, [data, scales], len(inputs), ahead)
+        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
         return context.make_tuple(builder, signature.return_type, totals)
 
     return signature_of(w, s, x, cols, after), generate
