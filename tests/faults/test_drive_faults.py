@@ -208,7 +208,7 @@ async def test_unfilled_memory_never_reaches_a_caller_whatever_the_drives_do(toy
 
 async def test_a_partial_mirror_serves_what_it_has(toy, tmp_path):
     partial = copy_of(toy, tmp_path / "partial", shards=[1])
-    plan = plan_file(tmp_path / "plan.json", throttles=[{"drive": "nvme", "bytes_per_second": 20e6}])
+    plan = plan_file(tmp_path / "plan.json", throttles=[{"drive": "nvme", "bytes_per_second": 6e6}])
     async with Rig(toy, mirror=(str(partial),), fault_plan=plan) as rig:
         assert rig.drives.info["mirror1"].shards == [1]
         assert await rig.fetch_all(times=2, at_once=2) == []

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileDevice"]
 
+_CHECKERS: Final = 2
+"""Threads that check what was read. One keeps up with any drive; it may have to wait for a processor."""
 _MEMORY_ALIGNMENT: Final = 512
 """What drives ask of an address; the arena's slots are aligned to 4096 and more."""
 
@@ -42,6 +44,7 @@ class _Job:
     into: memoryview
     done: ReadDone
     submitted: float
+    started: float = 0.0
     moved: int = 0
     tickets: list[None] = field(default_factory=lambda: [None])
 
@@ -64,7 +67,7 @@ class FileDevice:
         shard_paths: the shard files; their position is the shard number of a `RecordRead`. None for a shard that this
             drive does not hold.
         loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`.
-        threads: reads at a time. One more thread checks a record while all of them read.
+        threads: reads at a time. Others check the records, so that the drive has the next read at once.
         direct: False reads through the page cache on purpose.
         close_timeout: seconds that `close` waits for reads that a drive does not answer.
         wrapper: stands around every transfer, below the checksum.
@@ -117,15 +120,16 @@ class FileDevice:
             )
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One for each read at a time. Who has one takes a job, and gives it back before checking what was read."""
-        for _ in range(threads):
-            self._permits.put(None)
+        self._moved: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._by_slot: dict[int, _Job] = {}
-        self._threads = [
-            threading.Thread(target=self._work, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads + 1)
+        self._readers = [
+            threading.Thread(target=self._read_all, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads)
         ]
-        for thread in self._threads:
+        self._checkers = [
+            threading.Thread(target=self._check_all, name=f"tierd-{name}-check-{n}", daemon=True)
+            for n in range(_CHECKERS)
+        ]
+        for thread in (*self._readers, *self._checkers):
             thread.start()
 
     def __repr__(self) -> str:
@@ -138,7 +142,7 @@ class FileDevice:
         job = _Job(read, slot, memory.view(slot, read.nbytes), done, time.perf_counter())
         self._by_slot[slot] = job
         if self._closing.is_set():
-            self._finish(job, self._refusal(read, "the drive is closed", errno.ECANCELED), 0.0, 0.0)
+            self._finish(job, self._refusal(read, "the drive is closed", errno.ECANCELED))
         else:
             self._jobs.put(job)
 
@@ -162,14 +166,18 @@ class FileDevice:
             return
         self._closing.set()
         self._wrapper.close()
-        for _ in self._threads:
+        for _ in self._readers:
             self._jobs.put(None)
         deadline = time.monotonic() + self._close_timeout
-        for thread in self._threads:
+        for thread in self._readers:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+        if any(thread.is_alive() for thread in self._readers):
             _log.warning("drive does not answer, its files stay open", drive=self.name, seconds=self._close_timeout)
             return
+        for _ in self._checkers:
+            self._moved.put(None)
+        for thread in self._checkers:
+            thread.join()
         self._close_files()
 
     def _close_files(self) -> None:
@@ -177,30 +185,27 @@ class FileDevice:
             if file is not None:
                 file.close()
 
-    def _work(self) -> None:
-        while True:
-            self._permits.get()
-            job = self._jobs.get()
-            if job is None:
-                self._permits.put(None)
-                return
-            if not job.claim():
-                self._permits.put(None)
-                continue
-            started = time.perf_counter()
-            error: DriveError | None = None
-            try:
-                try:
-                    error = self._move(job)
-                finally:
-                    # The drive reads the next record while this one is checked.
-                    self._permits.put(None)
+    def _read_all(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if job.claim():
+                job.started = time.perf_counter()
+                error = self._outcome(self._move, job)
                 if error is None:
-                    error = self._check(job)
-            except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
-                error = self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
-            self._finish(job, error, started - job.submitted, time.perf_counter() - started)
+                    self._moved.put(job)
+                else:
+                    self._finish(job, error)
             del job
+
+    def _check_all(self) -> None:
+        while (job := self._moved.get()) is not None:
+            self._finish(job, self._outcome(self._check, job))
+            del job
+
+    def _outcome(self, work: Callable[[_Job], DriveError | None], job: _Job) -> DriveError | None:
+        try:
+            return work(job)
+        except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
+            return self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
 
     def _move(self, job: _Job) -> DriveError | None:
         """The system call: the record's bytes into its slot."""
@@ -245,9 +250,12 @@ class FileDevice:
             hint="The file changed or the drive returns wrong bytes; run `tierd doctor`.",
         )
 
-    def _finish(self, job: _Job, error: DriveError | None, queued: float, reading: float) -> None:
+    def _finish(self, job: _Job, error: DriveError | None) -> None:
         """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""
         done, slot, file = job.done, job.slot, self._file(job.read)
+        queued, reading = (
+            (job.started - job.submitted, time.perf_counter() - job.started) if job.started else (0.0, 0.0)
+        )
         refused = file is not None and not file.direct
 
         def report() -> None:

@@ -41,6 +41,9 @@ _GOOD_ENOUGH: Final = 0.95
 _MIN_DEPTH: Final = 2
 _MIN_IN_FLIGHT_BYTES: Final = 8 << 20
 """A drive that is fast with one small record at a time waits for us between two of them, unless more are begun."""
+_IN_HAND: Final = 1.5
+"""Reads at a time for each that the drive wants: of those that have ended some wait for the interpreter. With half as
+many again records of 1 MiB came at 0.93 of the drive's speed instead of 0.86."""
 _MAX_READ_BYTES: Final = 4 << 20
 _MIN_FILE_BYTES: Final = 8 << 20
 """Below this, starting the threads takes longer than the reads."""
@@ -55,8 +58,8 @@ class DriveProbe:
     """What a probe found.
 
     Attributes:
-        bandwidth: bytes per second at `depth`, checksums included; None if nothing could be trusted.
-        depth: reads at a time.
+        bandwidth: bytes per second, checksums included; None if nothing could be trusted.
+        depth: reads at a time: those that keep the drive busy, and some in hand.
         how: in words, for people.
     """
 
@@ -95,6 +98,7 @@ def probe_drive(
     depth = next(depth for depth, bandwidth in found.items() if bandwidth >= _GOOD_ENOUGH * best)
     depth = max(depth, _MIN_DEPTH, min(_DEPTHS[-1], _MIN_IN_FLIGHT_BYTES // record_bytes))
     bandwidth = found.get(depth, best)
+    depth = min(int(_IN_HAND * depth), most)
     return DriveProbe(bandwidth, depth, f"direct reads of {nbytes} bytes, {depth} at a time")
 
 
