@@ -161,7 +161,7 @@ class TestProbe:
             "[]",
             "7",
             '{"bandwidth": "x", "depth": 1}',
-            '{"version": 3, "bandwidth": -1, "depth": 4, "how": ""}',
+            '{"version": 4, "bandwidth": -1, "depth": 4, "how": ""}',
         ],
     )
     def test_a_spoilt_file_is_as_none(self, tmp_path, text):

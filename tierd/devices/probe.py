@@ -39,7 +39,7 @@ _PATIENCE: Final = 1.0
 """Seconds for reads in flight at the end; a drive that needs longer is served without figures."""
 _GOOD_ENOUGH: Final = 0.95
 _MIN_DEPTH: Final = 2
-_MIN_IN_FLIGHT_BYTES: Final = 8 << 20
+_MIN_IN_FLIGHT_BYTES: Final = 32 << 20
 """A drive that is fast with one small record at a time waits for us between two of them, unless more are begun."""
 _IN_HAND: Final = 1.5
 """Reads at a time for each that the drive wants: of those that have ended some wait for the interpreter. With half as
