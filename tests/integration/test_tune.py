@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from daemons import PROMPT, command
+from daemons import PROMPT
 from inside import commands
 
+from compute_node.commands import generate
 from tierd.commands import tune
 from tierd.profiles import NodeTuned, Profile, ServeTuned, load_profile, save_profile
 from tierd.store.store import ExpertStore
-from tierd.tuning.limit import limit_of
 from tierd.tuning.sweep import Choice
-from tierd.tuning.trial import Workload, run_trial
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +36,7 @@ def test_a_sweep_on_a_slow_drive_is_resumed_keeps_the_logits_and_says_that_the_d
     assert (found["finished"], found["trials"], found["limit"]) == (True, 2, "drive")
     profile, problem = load_profile(ExpertStore.open(embedded_store).fingerprint)
     assert (profile.serve.arena, problem) == ("20%", "")
-
-    # The trace that it recorded, with all experts in RAM: nothing waits for a drive any more.
-    (trace,) = (tmp_path / "state" / "tierd" / "tune").glob("*.npz")
-    outcome = run_trial(Workload(embedded_store, trace, 8, 2, "exact"), {"serve.arena": "100%", "node.threads": 1})
-    assert limit_of(outcome.facts) in ("compute", "memory")
-    assert outcome.facts["threads"] == 1
+    assert len(list((tmp_path / "state" / "tierd" / "tune").glob("*.npz"))) == 1
 
 
 def keep(store, **serve):
@@ -68,10 +62,7 @@ def test_daemons_use_a_profile_unless_something_else_is_said(serve, embedded_sto
 
 def test_nodes_use_a_profile_and_write_the_same_tokens(embedded_store, reference):
     keep(embedded_store)
-    run = command(
-        "compute_node", "generate", embedded_store, "--in-process", "-p", PROMPT, "--max-tokens", 8, "--ignore-eos",
-        "--json",
-    )  # fmt: skip
+    run = commands(generate)(embedded_store, "--in-process", "-p", PROMPT, "--max-tokens", 8, "--ignore-eos", "--json")
     found = json.loads(run.stdout)
     assert found["threads"] == 1
     assert found["token_ids"] == reference["token_ids"][:8]
