@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -48,7 +49,7 @@ def http_answers(host: str, port: int, path: str, seconds: float) -> bool:
 
 async def _worker_answers(access: Access, address: Address, seconds: float) -> bool:
     async with access.channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its types do not know its calls
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
         except grpc.aio.AioRpcError:

@@ -60,7 +60,7 @@ class Member:
     @property
     def bounds(self) -> Patience:
         """`patience` with names."""
-        return Patience(**self.patience)  # type: ignore[arg-type]  # they come from one
+        return Patience(**self.patience)
 
     def words(self, host: str, files: Mapping[str, Path]) -> list[str]:
         """The command line.
