@@ -87,8 +87,6 @@ async def measure_sessions(daemon: PrivateDaemon, sessions: int, seconds: float)
     channels = [grpc.aio.insecure_channel(daemon.address.target, options=CHANNEL_OPTIONS) for _ in range(sessions)]
     calls = [await open_session(channel) for channel in channels]
     try:
-        # All experts come into RAM, and every stream has been used.
-        await ask(calls[0], 0, WARM_SECONDS, most=2 * LAYERS * EXPERTS // TOP_K)
         await asyncio.gather(*(ask(call, number, WARM_SECONDS, most=2) for number, call in enumerate(calls)))
         used, begun = core_seconds(daemon.pid), time.monotonic()
         taken = await asyncio.gather(*(ask(call, number, seconds) for number, call in enumerate(calls)))
@@ -165,6 +163,10 @@ def thousand(far: dict[str, Any], request_seconds: float) -> list[dict[str, Any]
 
 async def measure(daemon: PrivateDaemon, seconds: float) -> dict[str, Any]:
     """All of it, on one loop."""
+    async with grpc.aio.insecure_channel(daemon.address.target, options=CHANNEL_OPTIONS) as channel:
+        call = await open_session(channel)
+        await ask(call, 0, WARM_SECONDS, most=2 * LAYERS * EXPERTS // TOP_K)  # all experts come into RAM
+        call.cancel()
     rows = [await measure_sessions(daemon, sessions, seconds) for sessions in SESSIONS]
     return {"sessions": rows, "as_bytes": await measure_bytes(daemon, seconds)}
 
