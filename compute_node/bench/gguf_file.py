@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import UsageError
+from tierd.extras import install_hint
 
 __all__ = ["ARCHITECTURES", "byte_tokens", "write_gguf"]
 
@@ -57,7 +58,7 @@ def write_gguf(path: Path, config: Mapping[str, Any]) -> None:
     try:
         import gguf  # noqa: PLC0415 - an extra that only this measurement needs
     except ImportError:
-        raise UsageError("the package gguf is not installed", hint="pip install gguf xllamacpp") from None
+        raise UsageError("the package gguf is not installed", hint=install_hint("llama-cpp")) from None
     name = ARCHITECTURES.get(str(config["model_type"]))
     if name is None:
         raise UsageError(f"no GGUF for {config['model_type']}", hint=f"Known: {', '.join(ARCHITECTURES)}.")

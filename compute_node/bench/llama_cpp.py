@@ -21,6 +21,7 @@ from compute_node.engine.cores import default_threads
 from compute_node.engine.executor import Executor
 from compute_node.engine.model import Model, ModelOptions
 from tierd.errors import TierdError, UsageError
+from tierd.extras import install_hint
 
 __all__ = ["LlamaCpp", "measure_llama_cpp"]
 
@@ -44,7 +45,7 @@ class LlamaCpp:
         try:
             import xllamacpp  # noqa: PLC0415 - an extra that only this measurement needs
         except ImportError:
-            raise UsageError("the package xllamacpp is not installed", hint="pip install gguf xllamacpp") from None
+            raise UsageError("the package xllamacpp is not installed", hint=install_hint("llama-cpp")) from None
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup = context, 1, 0, False

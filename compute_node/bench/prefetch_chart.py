@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tierd.errors import UsageError
+from tierd.extras import install_hint
 
 __all__ = ["draw_recall"]
 
@@ -27,7 +28,7 @@ def draw_recall(path: Path, report: dict[str, Any]) -> None:
     try:
         figure_module: Any = importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise UsageError("--plot needs matplotlib", hint="Install it with: pip install 'tierd[bench]'") from None
+        raise UsageError("--plot needs matplotlib", hint=install_hint("bench")) from None
     panels = {"all layers behind the first": report["curves"]} | {
         f"layer {layer}": curves for layer, curves in report["curves_by_layer"].items()
     }

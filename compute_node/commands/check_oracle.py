@@ -20,6 +20,7 @@ from compute_node.engine.near_ties import EQUAL, ERROR, NEAR_TIE, DoubleRun, Ver
 from compute_node.engine.oracle import TOLERANCE, OracleReference, OracleResult, compare, read_reference
 from tierd.checkpoint.convert import convert
 from tierd.errors import UsageError
+from tierd.extras import install_hint
 
 __all__ = ["check_oracle", "register"]
 
@@ -77,7 +78,7 @@ def _double(folder: Path, reference: OracleReference, *, wanted: bool | None, pa
     if wanted and missing:
         raise UsageError(
             f"--float64 needs {missing[0]}, which is not installed",
-            hint="Install the extra: pip install 'tierd[torch]'.",
+            hint=install_hint("torch"),
         )
     if wanted is False or missing or (passed and not wanted):
         return None

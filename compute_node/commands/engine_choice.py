@@ -13,6 +13,7 @@ from compute_node.models.registry import family_of
 from compute_node.settings import NodeSettings
 from tierd.client.source import ExpertSource, StoreView
 from tierd.errors import UnsupportedModel, UsageError
+from tierd.extras import install_hint
 
 __all__ = ["choose_engine", "make_model"]
 
@@ -56,7 +57,7 @@ def make_model(source: ExpertSource, settings: NodeSettings, *, engine: str, ser
         if find_spec(package) is None:
             raise UnsupportedModel(
                 f"--engine transformers needs {package}, which is not installed",
-                hint="Install the extra: pip install 'tierd[torch]'.",
+                hint=install_hint("torch"),
             )
     engine_module = import_module("compute_node.engine.transformers_model")
     options = engine_module.TransformersOptions(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tierd.errors import TierdError, UsageError
+from tierd.extras import install_hint
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -24,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.held_out.write_text(held_out_text(texts, tokenizer), encoding="utf-8")
         return
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("training needs torch", hint="pip install 'tierd[train]'")
+        raise UsageError("training needs torch", hint=install_hint("train"))
     import torch  # noqa: PLC0415  (checked above, so that its absence is told in one line)
 
     from compute_node.training.train import Budget, train  # noqa: PLC0415

@@ -187,7 +187,7 @@ def test_without_torch_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match="needs torch") as caught:
         run_command(Namespace(held_out=None))
-    assert "tierd[train]" in caught.value.hint
+    assert "[train]" in caught.value.hint
 
 
 @pytest.mark.oracle

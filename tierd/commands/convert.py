@@ -17,6 +17,7 @@ from tierd.checkpoint.registry import known_family, refusal
 from tierd.commands.integrations import integration, is_installed
 from tierd.commands.progress import ByteProgress
 from tierd.errors import UnsupportedModel, UsageError
+from tierd.extras import install_hint
 from tierd.sizes import format_bytes, parse_bytes
 from tierd.store.formats import MADE_FORMATS
 
@@ -93,7 +94,8 @@ def _planner(source: Path, by: str) -> Planner:
     if by == "auto" and not is_installed():
         unknown = refusal(config.where, config.model_type)
         raise UnsupportedModel(
-            unknown.message, hint=f"{unknown.hint} With the extra `torch` transformers' rules are taken for others."
+            unknown.message,
+            hint=f"{unknown.hint} With the extra `torch` transformers' rules are taken for others. {install_hint('torch')}",
         )
     planner: Planner = integration("conversion").plan_by_transformers
     return planner

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tierd.errors import UsageError
+from tierd.extras import install_hint
 from tierd.fleet.fleet_file import FleetFile, read_fleet
 from tierd.fleet.own import begin_own, expect_loopback, find_own, own_file
 
@@ -104,7 +105,7 @@ def down(file: File) -> None:
 
 def _read(file: Path) -> FleetFile:
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("httpx") is None:
-        raise UsageError("tierd fleet needs Ray, which is not installed", hint="Install tierd with the extra `ray`.")
+        raise UsageError("tierd fleet needs Ray, which is not installed", hint=install_hint("ray"))
     fleet = read_fleet(file)
     expect_loopback(fleet)
     return fleet

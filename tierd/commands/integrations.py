@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tierd.errors import UsageError
+from tierd.extras import install_hint
 
 __all__ = ["integration", "is_installed", "register"]
 
@@ -38,9 +39,7 @@ def integration(module: str) -> Any:
     """A module of `tierd.integrations.transformers`; UsageError if torch or transformers is not installed."""
     for package in _PACKAGES:
         if find_spec(package) is None:
-            raise UsageError(
-                f"{package} is not installed", hint="Install the extra: pip install 'tierd[torch]'; see the README."
-            )
+            raise UsageError(f"{package} is not installed", hint=install_hint("torch"))
     return import_module(f"tierd.integrations.transformers.{module}")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.errors import UsageError
+from tierd.extras import install_hint
 from tierd.policy.belady import Belady
 from tierd.policy.contest import Score
 from tierd.policy.policies import DEFAULT_POLICY
@@ -23,7 +24,7 @@ def draw_chart(path: Path, scores: list[Score], *, title: str) -> None:
     try:
         figure_module: Any = importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise UsageError("--plot needs matplotlib", hint="Install it with: pip install 'tierd[bench]'") from None
+        raise UsageError("--plot needs matplotlib", hint=install_hint("bench")) from None
     figure = figure_module.Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.add_subplot()
     for name in dict.fromkeys(score.policy for score in scores):
