@@ -137,7 +137,7 @@ def test_refusals_of_the_daemon_say_why(serve, store, tmp_path):
         (("add", "unix:/x", "/m=0"), "weight must be a positive number"),
         (("add", "127.0.0.1:1", "/m"), "over a Unix socket only"),
         (("remove", "127.0.0.1:1", "/m"), "over a Unix socket only"),
-        (("add", "nonsense", "/m"), "neither unix:PATH nor HOST:PORT"),
+        (("add", "nonsense", "/m"), "HOST:PORT"),
     ],
 )
 def test_wrong_use_is_refused_before_anybody_is_asked(arguments, words):
