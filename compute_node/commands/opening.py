@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from compute_node.commands.engine_choice import NATIVE, choose_engine, make_model
+from compute_node.commands.engine_choice import NATIVE, TRANSFORMERS, check_installed, choose_engine, make_model
 from compute_node.commands.far_options import far_options
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path
@@ -23,9 +23,10 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.daemon_stats import DaemonStats, fetch_stats
 from tierd.client.loop_thread import LoopThread
 from tierd.client.open import open_source
-from tierd.client.source import ExpertSource
+from tierd.client.source import ExpertSource, StoreView
 from tierd.errors import TierdError
 from tierd.profiles import load_profile
+from tierd.sizes import format_bytes
 from tierd.state import state_directory
 
 __all__ = ["Opened", "daemon_stats", "open_store"]
@@ -64,7 +65,13 @@ class Opened:
 
 @contextmanager
 def open_store(
-    store: str, settings: NodeSettings, *, name: str, serving: bool = False, console: Console | None = None
+    store: str,
+    settings: NodeSettings,
+    *,
+    name: str,
+    serving: bool = False,
+    console: Console | None = None,
+    check: Callable[[StoreView, Tokenizer | None], None] | None = None,
 ) -> Iterator[Opened]:
     """Opens STORE and loads its dense weights; closes everything, a private daemon included, at the end.
 
@@ -74,10 +81,13 @@ def open_store(
         name: of this node, for the daemon's logs.
         serving: the model has a place for as many sequences as may run at once, instead of one.
         console: shows on a terminal that something is being loaded.
+        check: refuses a store that the command has no use for, before its weights are loaded.
 
     Raises:
         TierdError: of the store, the daemon, or the model.
     """
+    if settings.engine == TRANSFORMERS:
+        check_installed()
     path = kernel_path()
     source = open_source(
         store,
@@ -96,8 +106,11 @@ def open_store(
         if engine != NATIVE:
             path = "transformers"
             _say(f"the engine is {engine}: {why}")
+        tokenizer = Tokenizer.from_store(source.store)
+        if check is not None:
+            check(source.store, tokenizer)
         if console is not None and console.is_terminal:
-            with console.status(f"loading {source.store.manifest.dense_bytes / 1e9:.2f} GB of dense weights"):
+            with console.status(f"loading {format_bytes(source.store.manifest.dense_bytes)} of dense weights"):
                 model = make_model(source, settings, engine=engine, serving=serving)
         else:
             model = make_model(source, settings, engine=engine, serving=serving)
@@ -108,7 +121,6 @@ def open_store(
                 fitted = TableFile(state_directory() / "nodes", source.store.fingerprint, PREDICTOR)
                 _say(fitted.load(model.hinting.guesses))
         with closing(model), _remembering(tables, model):
-            tokenizer = Tokenizer.from_store(source.store)
             yield Opened(source, model, tokenizer, Generator(model, tokenizer), path)
 
 
@@ -129,7 +141,8 @@ def daemon_stats(source: ExpertSource) -> DaemonStats | None:
     if not isinstance(source, ArenaSource):
         return None
     try:
-        return LoopThread.shared().run(fetch_stats(source.address), seconds=_STATS_SECONDS, what="the daemon's counts")
+        asking = fetch_stats(source.address, source.access)
+        return LoopThread.shared().run(asking, seconds=_STATS_SECONDS, what="the daemon's counts")
     except TierdError:
         return None
 

@@ -15,7 +15,9 @@ import pytest
 
 from compute_node import cli, embedded
 from compute_node.text.tokenizer import Tokenizer
+from tierd.addresses import default_socket
 from tierd.checkpoint.convert import convert
+from tierd.store.synthetic import make_store
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 NODE = [sys.executable, "-m", "compute_node"]
@@ -102,6 +104,32 @@ def test_a_daemon_gives_the_same_tokens_and_the_node_counts_the_same_experts(nod
     assert served["token_ids"] == alone["token_ids"]
     assert served["unique_experts"] == alone["unique_experts"]
     assert served["unique_experts"] == served["hits"] + served["misses"] + served["joined"]
+
+
+def test_a_directory_is_served_by_the_daemon_that_serves_it_already(node, store, serve, folder, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    address = default_socket(Path(store))
+    daemon = serve(store, "--arena", "50%", listen=str(address))
+    command = ["generate", store, "-p", "In the beginning", "--max-tokens", 4, "--json"]
+    code, out, err = node(*command)
+    assert code == 0
+    assert f"{address} serves this store" in err
+    assert daemon.stats()["requests"]["requests"] == json.loads(out)["unique_experts"] > 0
+    _, again, err = node(*command, "--arena", "10%")
+    assert "a daemon of its own" in err
+    assert json.loads(again)["token_ids"] == json.loads(out)["token_ids"]
+    assert daemon.stats()["requests"]["requests"] == json.loads(out)["unique_experts"]
+
+
+def test_a_daemon_of_another_store_of_that_name_is_left_alone(node, store, serve, folder, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    other = folder / "other" / Path(store).name
+    make_store(other, layers=2, experts=4, top_k=2)
+    serve(other, listen=str(default_socket(other)))
+    code, out, err = node("generate", store, "-p", "In the beginning", "--max-tokens", 4, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["token_ids"]) == 4
+    assert not err
 
 
 def test_events_are_json_lines(node, store):

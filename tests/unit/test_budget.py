@@ -94,3 +94,11 @@ def test_what_cannot_be_is_refused(text):
 def test_more_than_the_group_allows_is_refused_by_name():
     with pytest.raises(UsageError, match=r"/g/memory\.max"):
         chosen("9GiB", GroupLimit("/g/memory.max", 8 * GIB, 0))
+
+
+def test_a_plan_may_be_for_another_machine_and_says_so():
+    group = GroupLimit("/g/memory.max", 8 * GIB, 0)
+    choice = choose_ram("96GiB", HOST, [group], dense_bytes=GIB, elsewhere=True)
+    assert choice.nbytes == 96 * GIB
+    assert "/g/memory.max" in choice.lines[0]
+    assert "another machine" in choice.lines[0]

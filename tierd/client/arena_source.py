@@ -102,7 +102,7 @@ class ArenaSource:
         self._tell = tell
         self._gone = gone
         self._messages = messages
-        self._access = access
+        self.access = access
         self._acquires = 0
         self._epoch = 0
         self._ram = ""
@@ -363,7 +363,7 @@ class ArenaSource:
             pause = min(2 * pause, _MAX_RETRY_SECONDS)
 
     def _attach(self) -> _Attached:
-        opening = SessionLink.open(self.address, self._hello, seconds=_CONNECT_SECONDS, access=self._access)
+        opening = SessionLink.open(self.address, self._hello, seconds=_CONNECT_SECONDS, access=self.access)
         try:
             link = self._loop.run(opening, seconds=2 * _CONNECT_SECONDS, what=f"connecting to {self.address}")
         except DeadlineExceeded as error:

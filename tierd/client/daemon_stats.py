@@ -6,10 +6,11 @@ from typing import Any
 
 import grpc.aio
 
+from tierd.access import LOCAL_ACCESS, Access
 from tierd.addresses import Address
 from tierd.api import admin_pb2 as pb
 from tierd.api import admin_pb2_grpc
-from tierd.rpc import CHANNEL_OPTIONS, error_of, plain_object
+from tierd.rpc import error_of, plain_object
 
 __all__ = ["DaemonStats", "fetch_stats", "plain_object", "stats_object"]
 
@@ -18,11 +19,13 @@ DaemonStats = pb.GetStatsResponse
 _SECONDS = 5.0
 
 
-async def fetch_stats(address: Address) -> pb.GetStatsResponse:
-    """Ask the daemon; DaemonUnavailable if nobody answers within 5 s."""
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
+async def fetch_stats(address: Address, access: Access = LOCAL_ACCESS) -> pb.GetStatsResponse:
+    """Ask the daemon; DaemonUnavailable if nobody answers within 5 s, SessionRefused if it tells operators only."""
+    async with access.channel(address) as channel:
         try:
-            return await admin_pb2_grpc.AdminServiceStub(channel).GetStats(pb.GetStatsRequest(), timeout=_SECONDS)
+            return await admin_pb2_grpc.AdminServiceStub(channel).GetStats(
+                pb.GetStatsRequest(), timeout=_SECONDS, metadata=access.metadata(address)
+            )
         except grpc.aio.AioRpcError as error:
             raise error_of(error, str(address)) from error
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tierd.addresses import Address, parse_target
+from tierd.addresses import Address, default_socket, parse_target
 from tierd.client.arena_source import ArenaSource
 from tierd.client.far import FarOptions, open_far
 from tierd.client.in_process import InProcess
@@ -15,7 +15,7 @@ from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.remote_store import RemoteStore
 from tierd.client.source import ExpertSource
-from tierd.errors import ArenaError, DaemonUnavailable, UsageError
+from tierd.errors import ArenaError, DaemonUnavailable, TierdError, UsageError
 from tierd.sizes import parse_share
 from tierd.store.store import ExpertStore
 
@@ -38,14 +38,15 @@ def open_source(
     """The experts of STORE.
 
     Args:
-        store: a directory (a private daemon is started, and stopped by `close`), `unix:PATH`, `HOST:PORT`, or several
-            daemons of one store, see `tierd.addresses.Address`.
+        store: a directory (its daemon, where one listens on the default socket and `arena` is None; else a private
+            daemon is started, and stopped by `close`), `unix:PATH`, `HOST:PORT`, or several daemons of one store, see
+            `tierd.addresses.Address`.
         name: this node's name, for operators.
         numerics: of the node's kernels.
         kernel_path: of the node's kernels.
         in_process: read the directory without a daemon.
-        arena: RAM for experts, an amount or a share: of the private daemon of a directory, or of a far node itself; a
-            daemon on this host has its own.
+        arena: RAM for experts, an amount or a share: of a private daemon of a directory, or of a far node itself; a
+            daemon that runs already has its own.
         patience: seconds to wait for a daemon that went away.
         messages: ask the daemon for every expert, instead of using those in its arena without a message.
         far: for daemons of other hosts.
@@ -68,22 +69,17 @@ def open_source(
             return InProcess(
                 opened, budget=None if arena is None else parse_share(arena, whole=whole, option="--arena")
             )
-        options = ["--http", "off", "--log-level", "warning"]
-        daemon = PrivateDaemon(directory, *options, *([] if arena is None else ["--arena", arena]))
-        try:
-            return _OwnDaemonSource(
-                daemon,
-                opened,
-                name=name,
-                numerics=numerics,
-                kernel_path=kernel_path,
-                patience=patience,
-                messages=messages,
-                tell=say,
-            )
-        except BaseException:
-            daemon.stop()
-            raise
+        return _open_directory(
+            directory,
+            opened,
+            arena=arena,
+            name=name,
+            numerics=numerics,
+            kernel_path=kernel_path,
+            patience=patience,
+            messages=messages,
+            tell=say,
+        )
     if not store.startswith("@") and ":" not in store:
         raise UsageError(
             f"STORE: {store} is no directory", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon."
@@ -122,6 +118,56 @@ def open_source(
         loop=loop,
         tell=say,
     )
+
+
+def _open_directory(
+    directory: Path,
+    store: ExpertStore,
+    *,
+    arena: str | None,
+    name: str,
+    numerics: str,
+    kernel_path: str,
+    patience: float,
+    messages: bool,
+    tell: Callable[[str], None],
+) -> ArenaSource:
+    """From the daemon that serves the directory already, unless an arena is asked for; else from one of our own."""
+    address = default_socket(directory)
+    if address.path is not None and address.path.exists():
+        if arena is None:
+            # Another store of that name, a daemon of somebody else, a socket that was left behind: not this one.
+            with contextlib.suppress(TierdError):
+                source = ArenaSource(
+                    address,
+                    store,
+                    name=name,
+                    numerics=numerics,
+                    kernel_path=kernel_path,
+                    patience=patience,
+                    messages=messages,
+                    tell=tell,
+                )
+                tell(f"tierd at {address} serves this store: its memory is used (--arena starts another daemon)")
+                return source
+        else:
+            tell(f"--arena starts a daemon of its own, beside tierd at {address}")
+    options = ["--http", "off", "--log-level", "warning"]
+    daemon = PrivateDaemon(directory, *options, *([] if arena is None else ["--arena", arena]))
+    try:
+        return _OwnDaemonSource(
+            daemon,
+            store,
+            name=name,
+            numerics=numerics,
+            kernel_path=kernel_path,
+            patience=patience,
+            messages=messages,
+            tell=tell,
+        )
+    except BaseException:
+        daemon.stop()
+        raise
 
 
 def _near(address: Address, far: FarOptions) -> bool:

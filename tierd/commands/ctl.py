@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from tierd.addresses import Address, default_socket, parse_address
 from tierd.client.daemon_control import set_pins, set_ram
 from tierd.client.daemon_dump import fetch_dump
+from tierd.commands.daemon_name import daemon_address
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 
@@ -48,7 +48,7 @@ def ram(
     as_json: Json = False,
 ) -> None:
     """Give a daemon more or less memory, now and without a break; exit 1 if experts in use hold some of it back."""
-    answer = asyncio.run(set_ram(_address(daemon), amount))
+    answer = asyncio.run(set_ram(daemon_address(daemon, option="DAEMON"), amount))
     if as_json:
         print(json.dumps(answer))
     else:
@@ -83,7 +83,7 @@ def dump(
     seconds: Annotated[float, typer.Option(help="How far back, at most 10.", min=0.001, max=10.0)] = 10.0,
 ) -> None:
     """Write what a daemon did in the last seconds as a Chrome trace, to open at ui.perfetto.dev or chrome://tracing."""
-    trace = asyncio.run(fetch_dump(_address(daemon), seconds))
+    trace = asyncio.run(fetch_dump(daemon_address(daemon, option="DAEMON"), seconds))
     if str(file) == "-":
         sys.stdout.buffer.write(trace)
         return
@@ -96,10 +96,5 @@ def dump(
 
 
 def _pin(daemon: str, layer: int, experts: list[int] | None, *, pinned: bool, as_json: bool) -> None:
-    count = asyncio.run(set_pins(_address(daemon), layer, experts or [], pinned=pinned))
+    count = asyncio.run(set_pins(daemon_address(daemon, option="DAEMON"), layer, experts or [], pinned=pinned))
     print(json.dumps({"pinned": count}) if as_json else f"{count:,} experts are pinned")
-
-
-def _address(daemon: str) -> Address:
-    directory = Path(daemon)
-    return default_socket(directory) if directory.is_dir() else parse_address(daemon, option="DAEMON")

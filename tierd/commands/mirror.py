@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tierd.addresses import Address, default_socket, parse_address
+from tierd.addresses import Address
 from tierd.client.daemon_mirrors import add_mirror, remove_mirror
+from tierd.commands.daemon_name import daemon_address
 from tierd.commands.progress import ByteProgress
 from tierd.errors import UsageError
 from tierd.mirror.directory import check_directory, free_bytes, held_bytes
@@ -157,7 +158,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let a running daemon read from a mirror, too, from now on; one in use is looked at anew, after it was staged."""
-    address, mirror = _unix(daemon), parse_mirror(directory)
+    mirror, address = parse_mirror(directory), _unix(daemon)
     drive = asyncio.run(add_mirror(address, mirror.directory, mirror.weight))
     if as_json:
         print(json.dumps({"ok": True, "problems": list(drive["left_out"]), "drive": drive}))
@@ -183,8 +184,7 @@ def remove(
 
 
 def _unix(daemon: str) -> Address:
-    directory = Path(daemon)
-    address = default_socket(directory) if directory.is_dir() else parse_address(daemon, option="DAEMON")
+    address = daemon_address(daemon, option="DAEMON")
     if address.path is None:
         raise UsageError(
             f"DAEMON: mirrors are added and removed over a Unix socket only, not at {address}",

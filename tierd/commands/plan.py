@@ -49,7 +49,12 @@ def plan(
         ),
     ],
     *,
-    ram: Annotated[str, typer.Option(help="As for serve: 96GiB, 75% of what this host allows, or auto.")] = AUTO,
+    ram: Annotated[
+        str,
+        typer.Option(
+            help="As for serve: 96GiB, 75% of what this host allows, or auto. More than that plans for another one."
+        ),
+    ] = AUTO,
     experts: Annotated[
         ExpertFormat | None, typer.Option(help="Of a checkpoint: the format that its experts would have.")
     ] = None,
@@ -189,7 +194,7 @@ def _forecast(
 def _memory(
     facts: DaemonFacts, ram: str, dense: int, trace: Trace | None, forecast: Callable[[list[RamRow]], Prediction]
 ) -> dict[str, Any]:
-    choice = choose_ram(ram, host_memory(), group_limits(), dense_bytes=dense)
+    choice = choose_ram(ram, host_memory(), group_limits(), dense_bytes=dense, elsewhere=True)
     problem, budget = "", None
     try:
         budget = plan_budget(choice.nbytes, facts)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from tierd.addresses import Address, default_socket, parse_address
+from tierd.addresses import Address
 from tierd.client.daemon_stats import fetch_stats, stats_object
+from tierd.commands.daemon_name import daemon_address
 from tierd.sizes import format_bytes
 
 __all__ = ["register"]
@@ -31,8 +31,7 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Show what a running daemon has counted since it started."""
-    directory = Path(daemon)
-    address = default_socket(directory) if directory.is_dir() else parse_address(daemon, option="STORE")
+    address = daemon_address(daemon, option="STORE")
     answer = stats_object(asyncio.run(fetch_stats(address)))
     if as_json:
         print(json.dumps(answer, ensure_ascii=False))

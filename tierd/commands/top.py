@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tierd.addresses import default_socket, parse_address
 from tierd.client.daemon_stats import fetch_stats, stats_object
+from tierd.commands.daemon_name import daemon_address
 from tierd.errors import DaemonUnavailable
 from tierd.sizes import format_bytes
 
@@ -37,8 +36,7 @@ def top(
     looks: Annotated[int, typer.Option(help="End after so many; 0 goes on until Ctrl-C.", min=0)] = 0,
 ) -> None:
     """Show what a running daemon does, again and again; in a pipe, one block of lines per look."""
-    directory = Path(daemon)
-    address = default_socket(directory) if directory.is_dir() else parse_address(daemon, option="STORE")
+    address = daemon_address(daemon, option="STORE")
 
     def look() -> tuple[float, dict[str, Any]]:
         return time.monotonic(), stats_object(asyncio.run(fetch_stats(address)))

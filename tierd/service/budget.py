@@ -143,7 +143,9 @@ def plan_budget(ram: int, facts: DaemonFacts) -> Budget:
     return Budget(ram, (*items, BudgetItem(f"{slots:,} experts", slots * facts.slot_bytes)), slots)
 
 
-def choose_ram(text: str, host: HostMemory, groups: Sequence[GroupLimit], *, dense_bytes: int) -> RamChoice:
+def choose_ram(
+    text: str, host: HostMemory, groups: Sequence[GroupLimit], *, dense_bytes: int, elsewhere: bool = False
+) -> RamChoice:
     """The bytes that `--ram` means: an amount, a share of what this process may have, or `auto`.
 
     `auto` is the least of what the host has left and what each control group has left, minus a reserve: 10 % of the
@@ -154,6 +156,7 @@ def choose_ram(text: str, host: HostMemory, groups: Sequence[GroupLimit], *, den
         host: the host's memory.
         groups: limits that hold for this process.
         dense_bytes: of the store, which each compute node keeps in its own memory.
+        elsewhere: more than this process may have is an amount for another machine, and said to be so.
 
     Raises:
         UsageError: no amount, or more than the host has or a group allows.
@@ -165,10 +168,10 @@ def choose_ram(text: str, host: HostMemory, groups: Sequence[GroupLimit], *, den
         return _auto(host, groups, dense_bytes)
     nbytes = parse_share(text, whole=most, option="--ram")
     if nbytes > most:
-        raise UsageError(
-            f"--ram: {text} is more than the {format_bytes(most)} that {where} allows",
-            hint="Give less, or --ram auto, or raise the limit.",
-        )
+        more = f"--ram {text} is more than the {format_bytes(most)} that {where} allows"
+        if not elsewhere:
+            raise UsageError(more, hint="Give less, or --ram auto, or raise the limit.")
+        return RamChoice(nbytes, (f"{more}: a daemon with it needs another machine",))
     share = f", of {format_bytes(most)} by {where}" if text.strip().endswith("%") else ""
     return RamChoice(nbytes, (f"--ram {text} is {format_bytes(nbytes)}{share}",))
 
