@@ -14,10 +14,11 @@ from compute_node.commands.conversation import Conversation
 from compute_node.commands.far_options import FAR
 from compute_node.commands.interruption import interruptible
 from compute_node.commands.line_reader import LineReader
-from compute_node.commands.opening import Opened, open_store
+from compute_node.commands.opening import open_store
 from compute_node.commands.session_file import SessionFile
 from compute_node.text.chat_template import ChatTemplate
 from compute_node.text.tokenizer import Tokenizer
+from tierd.client.source import StoreView
 from tierd.errors import UsageError
 from tierd.option_tables import Given, with_options
 
@@ -56,8 +57,10 @@ def chat(
     settings = options.load_settings(config, given, seed=seed)
     params = options.generation_params(settings, stop=[], ignore_eos=False)
     console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="chat", console=console) as opened:
-        tokenizer, template = _text_parts(opened)
+    with open_store(store, settings, name="chat", console=console, check=_check) as opened:
+        tokenizer, template = opened.tokenizer, ChatTemplate.from_store(opened.source.store)
+        assert tokenizer is not None
+        assert template is not None
         kept = None if session is None else SessionFile(session, opened.source.store.fingerprint)
         conversation = Conversation(opened, tokenizer, template, params, system=system, session=kept)
         _show(console, f"{opened.headline()} · /help")
@@ -84,16 +87,17 @@ def _talk(conversation: Conversation, console: Console) -> None:
         _turn(conversation, message, console)
 
 
-def _text_parts(opened: Opened) -> tuple[Tokenizer, ChatTemplate]:
-    template = ChatTemplate.from_store(opened.source.store)
-    if opened.tokenizer is None:
-        raise UsageError("this store has no tokenizer.json, so it cannot chat")
-    if template is None:
+def _check(store: StoreView, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None:
+        raise UsageError(
+            "this store has no tokenizer.json, so it cannot chat",
+            hint="Put the model's tokenizer beside its weights, and convert it again.",
+        )
+    if ChatTemplate.from_store(store) is None:
         raise UsageError(
             "this model has no chat template: it was not made for conversations",
             hint="Use `compute-node generate` to let it continue a text.",
         )
-    return opened.tokenizer, template
 
 
 def _turn(conversation: Conversation, line: str, console: Console) -> None:

@@ -15,9 +15,18 @@ from tierd.client.source import ExpertSource, StoreView
 from tierd.errors import UnsupportedModel, UsageError
 from tierd.extras import install_hint
 
-__all__ = ["choose_engine", "make_model"]
+__all__ = ["NATIVE", "TRANSFORMERS", "check_installed", "choose_engine", "make_model"]
 
 NATIVE, TRANSFORMERS = "native", "transformers"
+
+
+def check_installed() -> None:
+    """UnsupportedModel unless the packages of the engine `transformers` are there."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise UnsupportedModel(
+                f"--engine transformers needs {package}, which is not installed", hint=install_hint("torch")
+            )
 
 
 def choose_engine(store: StoreView, wanted: str) -> tuple[str, str]:
@@ -53,12 +62,7 @@ def make_model(source: ExpertSource, settings: NodeSettings, *, engine: str, ser
                 "--vram and --device are for --engine transformers", hint="The native engine computes on the CPU."
             )
         return Model(source, model_options(settings, serving=serving))
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            raise UnsupportedModel(
-                f"--engine transformers needs {package}, which is not installed",
-                hint=install_hint("torch"),
-            )
+    check_installed()
     engine_module = import_module("compute_node.engine.transformers_model")
     options = engine_module.TransformersOptions(
         device=settings.device,

@@ -16,6 +16,8 @@ from compute_node.commands.opening import Opened, open_store
 from compute_node.commands.report import AnswerReport, snapshot
 from compute_node.engine.generate import Finished, GenerationParams
 from compute_node.engine.route_recorder import RouteRecorder
+from compute_node.text.tokenizer import Tokenizer
+from tierd.client.source import StoreView
 from tierd.errors import UsageError
 from tierd.option_tables import Given, with_options
 
@@ -54,7 +56,7 @@ def generate(
     params = options.generation_params(settings, stop=stops, ignore_eos=ignore_eos)
     text = _prompt(prompt, file)
     console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="generate", console=console) as opened:
+    with open_store(store, settings, name="generate", console=console, check=_check) as opened:
         if not (as_json or events):
             console.print(opened.headline(), style="dim", markup=False, soft_wrap=True)
         recorder = None if trace is None else RouteRecorder(trace, opened.source.store.manifest.geometry)
@@ -101,9 +103,16 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
         raise UsageError(f"{name} is not UTF-8: byte {error.start}") from None
 
 
+def _check(_store: StoreView, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None:
+        raise UsageError(
+            "this store has no tokenizer.json, so it cannot continue text",
+            hint="Put the model's tokenizer beside its weights, and convert it again.",
+        )
+
+
 def _answer(opened: Opened, text: str, params: GenerationParams, *, stream: bool, events: bool) -> AnswerReport:
-    if opened.tokenizer is None:
-        raise UsageError("this store has no tokenizer.json, so it cannot continue text")
+    assert opened.tokenizer is not None
     prompt = opened.tokenizer.encode(text)
     before = snapshot(opened.source.stats)
     generation = opened.generator.generate(prompt, params)

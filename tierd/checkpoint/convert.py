@@ -100,6 +100,11 @@ class Conversion:
     _options: dict[str, Any]
     _identity: Identity | None
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the store will be able to read and write text."""
+        return "tokenizer.json" in self._texts
+
     @classmethod
     def prepare(
         cls,

@@ -95,7 +95,8 @@ def _planner(source: Path, by: str) -> Planner:
         unknown = refusal(config.where, config.model_type)
         raise UnsupportedModel(
             unknown.message,
-            hint=f"{unknown.hint} With the extra `torch` transformers' rules are taken for others. {install_hint('torch')}",
+            hint=f"{unknown.hint} With the extra `torch` transformers' rules are taken for others. "
+            f"{install_hint('torch')}",
         )
     planner: Planner = integration("conversion").plan_by_transformers
     return planner
@@ -118,10 +119,16 @@ def _say_plan(conversion: Conversion) -> None:
         )
     print(f"dense    {plan.dense_format:<9}{format_bytes(dense_bytes):>10}")
     print(f"total    {format_bytes(plan.shard_bytes):>19}  in {len(plan.shards)} shards at {conversion.target}")
-    for remark in [*plan.remarks, *conversion.source.remarks]:
+    for remark in [*plan.remarks, *conversion.source.remarks, *_lacking(conversion)]:
         print(f"note: {remark}")
     if conversion.finished:
         print(f"going on: {len(conversion.finished)} of {len(plan.shards)} shards are complete")
+
+
+def _lacking(conversion: Conversion) -> list[str]:
+    if conversion.has_tokenizer:
+        return []
+    return [f"{conversion.source.folder} has no tokenizer.json: without it the store computes on token numbers only"]
 
 
 def _say_result(report: ConversionReport, seconds: float) -> None:
