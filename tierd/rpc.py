@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
-
-# Its own lines on standard error tell of every handshake that a stranger breaks off; it reads this at its first use.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio

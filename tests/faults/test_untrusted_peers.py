@@ -356,3 +356,4 @@ def test_a_session_over_plain_text_is_refused_by_a_daemon_with_certificates(daem
     raw.send(hello=session_pb2.Hello(protocol=PROTOCOL))
     assert raw.status()[0].name == "UNAVAILABLE"
     raw.close()
+    assert "andshake" not in daemon.log  # lines of gRPC's own among the daemon's
