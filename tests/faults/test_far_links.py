@@ -17,7 +17,7 @@ from compute_node.bench.delay_proxy import DelayProxy
 from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable, SessionRefused, TierdError
 
-COUNT = 12
+COUNT = 8
 
 
 @pytest.fixture(autouse=True)

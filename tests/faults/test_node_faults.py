@@ -82,7 +82,7 @@ def test_a_node_that_is_asked_to_end_does_so_at_once_and_leaves_nothing(serve, n
 def test_a_node_paused_beyond_keepalive_loses_its_grants_and_wakes_to_the_right_tokens(
     serve, node, embedded_store, reference
 ):
-    daemon = serve(embedded_store, "--arena", "10%", "--keepalive-seconds", "0.6")
+    daemon = serve(embedded_store, "--arena", "10%", "--keepalive-seconds", "1.5")
     paused = node(daemon, tokens=64).answering(4)
     paused.process.send_signal(signal.SIGSTOP)
     eventually(lambda: not daemon.stats()["sessions"])

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+from daemons import eventually
 from inside import commands
 
 from tierd.commands import mirror, verify
@@ -254,18 +255,12 @@ def test_a_bad_record_of_the_store_is_not_copied_and_the_rest_is(store, answer, 
 
 
 def stage_slowly(store, folder, *options):
-    command = [sys.executable, "-m", "tierd", "mirror", "stage", store.path, folder, "--rate", "400kB", *options]
+    command = [sys.executable, "-m", "tierd", "mirror", "stage", store.path, folder, "--rate", "200kB", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_for(path, size=0):
-    import time  # noqa: PLC0415
-
-    for _ in range(3000):
-        if path.exists() and path.stat().st_size >= size:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"{path} did not come")
+    eventually(lambda: path.exists() and path.stat().st_size >= size)
 
 
 def test_killed_in_the_middle_nothing_half_is_in_place_and_the_next_run_goes_on(store, answer, tmp_path):
