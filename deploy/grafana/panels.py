@@ -327,6 +327,8 @@ _NODES = {
         Panel("Steps", "ops", "Of all attached nodes.", one(rate("tierd_steps_total", "instance"), "{{instance}}")),
         Panel("Experts per step", "none", "Asked for by message or found by themselves.",
               one(f"{_REQUESTS} / {_STEPS}", "experts")),
+        Panel("Held back", "ops", "Reads that waited since their node had its share of bytes at the drives.",
+              one(rate("tierd_held_reads_total", "instance"), "{{instance}}")),
         Panel("Messages saved", "percentunit", "Share of the hits that cost no message.",
               one(f"{_UNASKED} / {_HITS}", "share")),
         Panel("Waiting for experts", "s", "Seconds that nodes' layers wait, per second.",

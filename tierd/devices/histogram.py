@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["READ_SECONDS", "Histogram"]
 
 READ_SECONDS: Final = (
-    100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 1.0, 10.0,
+    100e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 1.0, 10.0,
 )  # fmt: skip
 """Upper bounds for reads of records: 4 KiB from a fast drive to 19 MB from a failing one. Kept per drive, so few."""
 
