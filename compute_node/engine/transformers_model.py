@@ -357,7 +357,9 @@ def _device(name: str) -> torch.device:
 def _config(model: Any, source: ExpertSource) -> TransformersConfig:
     text = model.config.get_text_config(decoder=True)
     geometry = source.store.manifest.geometry
-    ends = text.eos_token_id if text.eos_token_id is not None else model.config.eos_token_id
+    ends = next(
+        (end for each in (text, model.config) if (end := getattr(each, "eos_token_id", None)) is not None), None
+    )
     many = ends if isinstance(ends, list | tuple) else [ends]
     return TransformersConfig(
         family=str(model.config.model_type),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from api_server import served  # noqa: E402
 from tiny_transformers import tiny_model  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
@@ -100,6 +104,32 @@ def test_chat_holds_a_conversation(refused_by_name):
     assert f"{type(model).__name__} has no native program" in done.stderr
 
 
+def test_the_api_answers_with_the_tokens_of_the_unmodified_model(refused_by_name):
+    root, model = refused_by_name
+    tokenizer = Tokenizer.from_file(str(root / "checkpoint" / "tokenizer.json"))
+    with served(root / "store") as node_:
+
+        def post(path, **body):
+            content = json.dumps({"model": "tiny", "max_tokens": 5, "temperature": 0} | body).encode()
+            asked = urllib.request.Request(node_.url + path, content, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(asked, timeout=120) as answer:
+                return json.loads(answer.read())
+
+        answer = post("/v1/completions", prompt="Hello there")
+        expected = greedy(model, tokenizer.encode("Hello there").ids, 5)
+        assert answer["choices"][0]["text"] == tokenizer.decode(expected)
+        assert answer["usage"]["completion_tokens"] == 5
+        answer = post("/v1/chat/completions", messages=[{"role": "user", "content": "Hello"}])
+        expected = greedy(model, tokenizer.encode("<user>Hello<assistant>").ids, 5)
+        assert answer["choices"][0]["message"]["content"] == tokenizer.decode(expected)
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post("/v1/completions", prompt="Hello " * 100)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            post("/v1/completions", model="nobody", prompt="Hello")
+        with urllib.request.urlopen(node_.url + "/metrics", timeout=60) as page:
+            assert b"experts" in page.read()
+
+
 def test_a_store_with_a_native_program_runs_in_both_engines(tmp_path, request):
     folder = request.config.rootpath / "tests" / "oracles" / "olmoe"
     convert(folder, tmp_path / "store", experts="f32", dense="f32")
@@ -170,6 +200,18 @@ def test_pipelines_and_chat_templates_work_on_a_loaded_model(gpt_oss):
         answers.append(answer["generated_text"][-1])
     assert answers[0] == answers[1]
     assert answers[0]["role"] == "assistant"
+    model.tierd.close()
+
+
+def test_a_tokenizer_that_names_code_of_its_own_is_read_from_its_file(gpt_oss, tmp_path):
+    root, _ = gpt_oss
+    shutil.copytree(root / "checkpoint", tmp_path / "checkpoint")
+    named = {"tokenizer_class": "TikTokenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_kimi.Kimi", None]}}
+    (tmp_path / "checkpoint" / "tokenizer_config.json").write_text(json.dumps(named))
+    Conversion.prepare(tmp_path / "checkpoint", tmp_path / "store", planner=plan_by_transformers).run()
+    model = load(tmp_path / "store", in_process=True)
+    own = Tokenizer.from_file(str(root / "checkpoint" / "tokenizer.json"))
+    assert model.tierd.tokenizer()("Hello there")["input_ids"] == own.encode("Hello there").ids
     model.tierd.close()
 
 
