@@ -29,6 +29,8 @@ __all__ = ["TransformersConfig", "TransformersModel", "TransformersOptions"]
 
 _ROWS: Final = 512
 """Most tokens of one step."""
+_NEVER: Final = -1e30
+"""Logit of a token that a model gives none: finite, as all logits have to be, and its probability is 0."""
 _PAGE: Final = 64
 """Tokens of a page, in which room is counted."""
 
@@ -294,7 +296,7 @@ class TransformersModel:
             raise LimitExceeded(f"a token id is outside the vocabulary of {self.config.vocab_size} tokens")
         begun, waited = time.perf_counter(), self.source.stats.wait_seconds
         # Some models give no logits for the end of a padded vocabulary: such tokens are never chosen.
-        logits = np.full((len(logits_of), self.config.vocab_size), -np.inf, np.float32)
+        logits = np.full((len(logits_of), self.config.vocab_size), _NEVER, np.float32)
         try:
             for first, end in _runs(sequences):
                 if cancelled is not None and cancelled():
