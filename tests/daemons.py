@@ -26,7 +26,7 @@ from tierd.errors import DaemonUnavailable
 from tierd.store.synthetic import make_store
 
 PROMPT = "It was a fine morning, and"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 
 # Sizes that are no chunk, one chunk, and more than one chunk of a transfer.
@@ -170,7 +170,7 @@ class Node:
     def words(self):
         return self.words_path.read_text()
 
-    def next(self, seconds=60.0):
+    def next(self, seconds=120.0):
         """The next event; None at the end."""
         return self.lines.get(timeout=seconds)
 
@@ -183,7 +183,7 @@ class Node:
             seen += event["event"] == "token"
         return self
 
-    def finish(self, seconds=60.0):
+    def finish(self, seconds=120.0):
         """The event `done` of a run that must succeed."""
         last = None
         while (event := self.next(seconds)) is not None:
@@ -192,7 +192,7 @@ class Node:
         assert last["event"] == "done"
         return last
 
-    def fail(self, seconds=60.0):
+    def fail(self, seconds=120.0):
         """Exit code and last words of a run that must not succeed."""
         while (event := self.next(seconds)) is not None:
             assert event["event"] != "done"
