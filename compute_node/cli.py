@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from tierd import __version__
 from tierd.errors import TierdError
+from tierd.terminal import join_help_lines
 
 __all__ = ["build_app", "main"]
 
@@ -34,7 +35,11 @@ def _root(
     ] = False,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
 ) -> None:
-    """Runs MoE models whose experts are kept by tierd."""
+    """Run MoE models whose experts are kept by tierd.
+
+    Options that are settings can also be given as TIERD_NODE_OPTION in the environment (those of `worker` as
+    TIERD_WORKER_OPTION), or in the table `node` (`api`, `worker`) of the file that --config names.
+    """
     # main() looks for --traceback itself: it must know it even when parsing fails.
     del version, with_traceback
 
@@ -57,14 +62,15 @@ def build_app() -> typer.Typer:
 
     app = typer.Typer(
         name="compute-node",
-        callback=_root,
         add_completion=False,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_root)
     for command in (generate, chat, serve, metrics, check_oracle, families, evaluate, fit_predictor, worker, bench):
         command.register(app)
+    join_help_lines(app)
     return app
 
 

@@ -11,6 +11,7 @@ import typer
 from tierd import __version__
 from tierd.errors import TierdError
 from tierd.observe.logs import configure_logs
+from tierd.terminal import join_help_lines
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -38,7 +39,7 @@ COMMANDS = (
 
 
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
 ) -> None:
     """Keep the experts of Mixture-of-Experts models on tiers, and serve them to compute nodes."""
     if version:
@@ -58,6 +59,7 @@ def build_app(wanted: str = "") -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for name in [wanted] if wanted in COMMANDS else COMMANDS:
         import_module(f"tierd.commands.{name}").register(app)
+    join_help_lines(app)
     return app
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from compute_node.commands.near_limit import speed_limit
 from compute_node.commands.opening import Opened, daemon_stats
 from compute_node.engine.generate import Finished
+from tierd.client.bytes_source import BytesSource
 from tierd.client.limit_words import limit_words
-from tierd.client.source import SourceStats
+from tierd.client.source import ExpertSource, SourceStats
+from tierd.client.worker_source import WorkerSource
 
 __all__ = ["AnswerReport", "snapshot"]
 
@@ -102,5 +104,14 @@ class AnswerReport:
             f"waited    {finished.wait_seconds:.2f} s for experts, {finished.compute_seconds:.2f} s computing",
         ]
         if (limit := self.limit) is not None:
-            lines.append(f"limit     {limit_words(limit.tokens_per_second, limit.share, limit.lost_to)}")
+            waits = _waits(self._opened.source)
+            words = limit_words(limit.tokens_per_second, limit.share, limit.lost_to, waits=waits)
+            lines.append(f"limit     {words}")
         return lines
+
+
+def _waits(source: ExpertSource) -> str:
+    """What waiting for experts is called where they do not come from drives of this host."""
+    if isinstance(source, WorkerSource):
+        return "waiting for workers"
+    return "waiting for experts from the daemon's host" if isinstance(source, BytesSource) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,15 +55,27 @@ def test_weights_in_the_cache_may_beat_memory():
     limit = SpeedLimit(cost(), 10, memory_seconds=15.0)
     assert limit.share == 1.5
     assert not any(limit.lost_to.values())
-    assert "this run was faster (150%)" in limit_words(limit.tokens_per_second, limit.share, limit.lost_to)
+    assert "this run was faster (150 %)" in limit_words(limit.tokens_per_second, limit.share, limit.lost_to)
 
 
 def test_the_sentence_names_losses_by_size():
     lost = {"messages": 0.03, "between_tokens": 0.001, "drive_waits": 0.07, "computing": 0.0}
     assert limit_words(236.4, 0.899, lost) == (
-        "this run could not be faster than 236 tok/s: it reached 90%, and lost 7% to drive waits, 3% to messages"
+        "this run could not be faster than 236 tok/s: it reached 90 %, and lost 7 % to drive waits, 3 % to messages"
     )
-    assert limit_words(0.314, 1.0, {}) == "this run could not be faster than 0.31 tok/s: it reached 100%"
+    assert limit_words(0.314, 1.0, {}) == "this run could not be faster than 0.31 tok/s: it reached 100 %"
+
+
+@pytest.mark.parametrize("share", [0.2567, 0.4449, 0.3333])
+def test_the_told_percents_add_up(share):
+    left = 1 - share
+    lost = {"messages": 0.335 * left, "between_tokens": 0.335 * left, "drive_waits": 0.33 * left, "computing": 0.0}
+    told = limit_words(100, share, lost)
+    assert sum(int(part) for part in re.findall(r"(\d+) %", told)) == 100
+
+
+def test_waits_are_called_what_they_were():
+    assert "80 % to waiting for workers" in limit_words(100, 0.2, {"drive_waits": 0.8}, waits="waiting for workers")
 
 
 def test_a_token_reads_what_the_random_models_say():

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +19,14 @@ from tierd.client.private_daemon import PrivateDaemon
 from tierd.demonstration import DemoAnswer, DemoRequest, ask, daemon_stats, embedded_store, node_command
 from tierd.sizes import format_bytes
 from tierd.store.store import ExpertStore
+from tierd.terminal import show
 
 __all__ = ["register"]
 
 _WIDTH = 96
+_INDENT = 2
+_LONG_WORD = 8
+"""Columns for the rest of a word that came in pieces."""
 _TERMINATED = 143
 
 
@@ -47,13 +53,13 @@ def demo(
     """Write text with a trained MoE model whose experts do not fit the arena, and show where they came from."""
     # A polite end stops daemon and node too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
-    quiet = Console(stderr=True)
-    with quiet.status("preparing the embedded model") as status:
+    with Console(stderr=True).status("preparing the embedded model") as status:
         store = embedded_store(status.update)
     request = DemoRequest(prompt, tokens, temperature, top_k, seed)
     teller = _Silent() if as_json else _Teller(store)
     answer = _run(store, request, arena, teller)
-    full = _run(store, request, "100%", _Silent()) if compare else None
+    teller.ended()
+    full = _run(store, request, "100%", _Silent() if as_json else _Again()) if compare else None
     if full is not None and full.token_ids != answer.token_ids:
         print("tierd: the tokens differ between two arena sizes: this must never happen", file=sys.stderr)
         raise typer.Exit(1)
@@ -68,22 +74,40 @@ def demo(
 class _Silent:
     """Tells nothing while it runs."""
 
+    waits_for = ""
+    """What takes time, for people."""
+    writes = False
+    """Whether text begins to appear when the node computes, so that nobody waits any longer."""
+
     def began(self, arena_bytes: int) -> None:
         """Nothing to say."""
 
     def wrote(self, text: str) -> None:
         """Nothing to say."""
 
+    def ended(self) -> None:
+        """Nothing to say."""
+
     def report(self, answer: DemoAnswer, full: DemoAnswer | None) -> None:
         """Nothing to say."""
+
+
+class _Again(_Silent):
+    """Tells a person that the same is done once more."""
+
+    waits_for = "running it again with all experts in RAM"
 
 
 class _Teller(_Silent):
     """Tells a person what happens: the set-up, the text as it comes, then the figures."""
 
+    waits_for = "starting daemon and node (the first run compiles the kernels, which takes a minute)"
+    writes = True
+
     def __init__(self, store: ExpertStore) -> None:
         self._store = store
         self._console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+        self._width = min(self._console.width, _WIDTH) - _LONG_WORD
         self._column = 0
 
     def began(self, arena_bytes: int) -> None:
@@ -94,24 +118,30 @@ class _Teller(_Silent):
             f"[bold]tierd[/bold] · embedded model ({manifest.model_type}, {len(geometry.layers)} layers x "
             f"{geometry.layers[0].experts} experts, {manifest.expert_format}) · {format_bytes(whole)} of experts"
         )
-        self._console.print(f"arena {format_bytes(arena_bytes)}, {arena_bytes / whole:.0%} of them\n")
+        self._console.print(f"arena {format_bytes(arena_bytes)}, {100 * arena_bytes / whole:.0f} % of them\n")
         self._console.print("  ", end="")
-        self._column = 2
+        self._column = _INDENT
 
     def wrote(self, text: str) -> None:
         """Write a piece of text, broken at spaces before it gets too wide."""
         for place, piece in enumerate(text.split("\n")):
             if place:
                 self._break()
-            if self._column + len(piece) > _WIDTH - 8 and piece.startswith(" "):
+            if self._column + len(piece) > self._width and piece.startswith(" "):
                 self._break()
-                piece = piece.lstrip(" ")  # noqa: PLW2901, the space became the line break
+            if self._column == _INDENT:
+                piece = piece.lstrip(" ")  # noqa: PLW2901, the space became the line's beginning
             self._console.print(piece, end="", markup=False, soft_wrap=True)
             self._column += len(piece)
 
     def _break(self) -> None:
         self._console.print("\n  ", end="")
-        self._column = 2
+        self._column = _INDENT
+
+    def ended(self) -> None:
+        """End the text's last line."""
+        self._console.print()
+        self._console.file.flush()
 
     def report(self, answer: DemoAnswer, full: DemoAnswer | None) -> None:
         """The figures, and how they compare to everything in RAM."""
@@ -124,7 +154,7 @@ class _Teller(_Silent):
         table.add_row("tokens", f"{len(answer.token_ids)} · {_speed(node)} · first token {_milliseconds(node)}")
         table.add_row(
             "experts",
-            f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({hits:.0%}) · {asked['misses']:,} read"
+            f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({100 * hits:.0f} %) · {asked['misses']:,} read"
             + "".join(f" · {asked[name]:,} {name}" for name in ("joined", "failed") if asked[name]),
         )
         read = answer.daemon["drives"][0]
@@ -141,9 +171,9 @@ class _Teller(_Silent):
         )
         if node["limit_share"] is not None:
             words = limit_words(node["limit_tokens_per_second"], node["limit_share"], node["lost_to"])
-            table.add_row("near the limit", words)
-        self._console.print("\n")
-        self._console.print(table)
+            table.add_row("limit", words)
+        self._console.print()
+        show(self._console, table)
         if full is not None:
             self._console.print(
                 f"\nAgain with all experts in RAM: {_speed(full.node)}, {format_bytes(full.bytes_read)} read. "
@@ -157,19 +187,33 @@ class _Teller(_Silent):
 
 def _run(store: ExpertStore, request: DemoRequest, arena: str, teller: _Silent) -> DemoAnswer:
     """One daemon, one node, one answer."""
-    with Console(stderr=True).status("starting daemon and node (the first run compiles the kernels)") as status:
+    with _waiting(teller.waits_for) as stop_waiting:
         quiet = ("--http", "off", "--log-level", "warning", "--history", "off")
         daemon = PrivateDaemon(store.path, "--arena", arena, *quiet)
         try:
             arena_bytes = int(daemon_stats(daemon)["arena"]["bytes"])
 
             def began() -> None:
-                status.stop()
+                if teller.writes:
+                    stop_waiting()
                 teller.began(arena_bytes)
 
             return ask(daemon, request, began=began, wrote=teller.wrote)
         finally:
             daemon.stop()
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[Callable[[], None]]:
+    """Says what is waited for: on a terminal as long as the wait lasts, in a pipe once. Yields what ends it early."""
+    console = Console(stderr=True)
+    if not what or not console.is_terminal:
+        if what:
+            print(f"{what} …", file=sys.stderr, flush=True)
+        yield lambda: None
+        return
+    with console.status(what) as status:
+        yield status.stop
 
 
 def _stay(store: ExpertStore, arena: str, http: str) -> None:

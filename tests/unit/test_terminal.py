@@ -1,0 +1,65 @@
+"""Output fits a terminal's width, and carries no filling blanks into a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.testing import CliRunner
+
+from tierd.terminal import join_help_lines, show, show_hanging
+
+
+def table():
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("short", "a")
+    grid.add_row("a longer name", "b" * 20)
+    return grid
+
+
+def test_lines_in_a_pipe_have_no_trailing_blanks():
+    piped = io.StringIO()
+    show(Console(file=piped, width=120), table())
+    assert piped.getvalue() == f"short          a\na longer name  {'b' * 20}\n"
+
+
+def test_long_lines_go_on_further_in_on_a_terminal_and_stay_whole_in_a_pipe():
+    line = "limit     " + "word " * 30 + "end"
+    seen, piped = io.StringIO(), io.StringIO()
+    show_hanging(Console(file=seen, width=60, force_terminal=True, no_color=True), line, indent=10)
+    show_hanging(Console(file=piped, width=60), line, indent=10)
+    first, *others = seen.getvalue().splitlines()
+    assert first.startswith("limit")
+    assert len(others) == 3
+    assert all(other[:10].isspace() and other[10] != " " and len(other) <= 60 for other in others)
+    assert piped.getvalue() == line + "\n"
+
+
+def test_help_wraps_at_the_width_alone(monkeypatch):
+    app = typer.Typer()
+    group = typer.Typer()
+
+    @app.command()
+    def first():
+        """Say something.
+
+        A line that ends here
+        and goes on.
+        """
+
+    @group.command()
+    def second():
+        """Two
+        lines.
+
+        And a
+        paragraph.
+        """
+
+    app.add_typer(group, name="group")
+    join_help_lines(app)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "A line that ends here and goes on." in CliRunner().invoke(app, ["first", "--help"]).output
+    assert "And a paragraph." in CliRunner().invoke(app, ["group", "second", "--help"]).output

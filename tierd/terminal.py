@@ -1,0 +1,61 @@
+"""How output fits where it goes: lines of a terminal's width on one, whole lines without trailing blanks in a pipe."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import textwrap
+from typing import Final
+
+import typer
+from rich.console import Console, RenderableType
+
+__all__ = ["join_help_lines", "show", "show_hanging", "wide_console"]
+
+_PIPE_WIDTH: Final = 200
+_LEAST_WIDTH: Final = 40
+
+
+def wide_console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or wide enough in a pipe that no cell of a table is cut there."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, width=width)
+
+
+def show(console: Console, content: RenderableType) -> None:
+    """Print a table or text; in a pipe without the blanks that fill its lines up."""
+    if console.is_terminal:
+        console.print(content)
+        return
+    with console.capture() as captured:
+        console.print(content)
+    console.file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def show_hanging(console: Console, line: str, *, indent: int, style: str | None = None) -> None:
+    """Print a line of text; where a terminal is too narrow for it, it goes on further in.
+
+    Args:
+        console: where to.
+        line: without line breaks.
+        indent: columns by which its other lines are set in.
+        style: of the text.
+    """
+    if console.is_terminal:
+        width = max(console.width, indent + _LEAST_WIDTH)
+        line = textwrap.fill(
+            line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        )
+    console.print(line, style=style, markup=False, soft_wrap=True)
+
+
+def join_help_lines(app: typer.Typer) -> None:
+    """Let the help of all commands wrap at the terminal's width, and not where the docstrings' lines end as well."""
+    for command in (*app.registered_commands, *filter(None, [app.registered_callback])):
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = "\n\n".join(" ".join(paragraph.splitlines()) for paragraph in text.split("\n\n"))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            join_help_lines(group.typer_instance)
