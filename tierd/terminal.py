@@ -10,6 +10,7 @@ from typing import Final
 
 import typer
 from rich.console import Console, RenderableType
+from typer.models import CommandInfo, TyperInfo
 
 __all__ = ["join_help_lines", "show", "show_hanging", "wide_console"]
 
@@ -53,7 +54,10 @@ def show_hanging(console: Console, line: str, *, indent: int, style: str | None 
 
 def join_help_lines(app: typer.Typer) -> None:
     """Let the help of all commands wrap at the terminal's width, and not where the docstrings' lines end as well."""
-    for command in (*app.registered_commands, *filter(None, [app.registered_callback])):
+    documented: list[CommandInfo | TyperInfo] = [*app.registered_commands]
+    if app.registered_callback is not None:
+        documented.append(app.registered_callback)
+    for command in documented:
         text = command.help or inspect.getdoc(command.callback) or ""
         command.help = "\n\n".join(" ".join(paragraph.splitlines()) for paragraph in text.split("\n\n"))
     for group in app.registered_groups:
