@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -90,11 +91,19 @@ class LayeredSettings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "extra_forbidden" and config is not None and name in from_file:
+                raise _unknown(config, table, name, tuple(cls.model_fields)) from error
             prefix = cls.model_config.get("env_prefix", "")
             raise UsageError(
                 f"setting {name}: {first['msg']}",
                 hint=f"It is given as --{name.replace('_', '-')}, {prefix}{name.upper()}, or {name} under [{table}].",
             ) from error
+
+
+def _unknown(config: Path, table: str, name: str, known: tuple[str, ...]) -> UsageError:
+    near = get_close_matches(name.replace("-", "_"), known, n=3, cutoff=0.7)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"It knows {', '.join(sorted(known))}."
+    return UsageError(f"{config}: [{table}] has no setting {name}", hint=hint)
 
 
 def _read_table(config: Path, table: str) -> dict[str, Any]:

@@ -209,6 +209,8 @@ def _add_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
+        if first["type"] == "json_invalid":
+            place, message = "", f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         kind = request.headers.get("content-type", "")
         if "json" not in kind:
             message = f"the body must be JSON, sent with Content-Type: application/json (it came as {kind[:80]!r})"

@@ -176,6 +176,14 @@ def test_bodies_that_are_no_json_are_refused(server):
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_broken_json_is_told_with_its_place(server):
+    given = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    error = web.post(f"{server.url}/v1/completions", content=b'{"prompt": "It was", }', headers=given).json()["error"]
+    assert error["message"].startswith("the body is not JSON: ")
+    assert error["message"].endswith(" at character 21")
+    assert error["param"] is None
+
+
 def test_a_body_of_another_type_is_told_what_is_missing(server):
     answer = web.post(f"{server.url}/v1/completions", data={"prompt": "It"}, headers={"x-api-key": KEY})
     assert answer.status_code == 400

@@ -117,6 +117,7 @@ def load_run(path: Path, fingerprint: str) -> MeasuredRun:
         UsageError: it cannot be read, is nothing of the kind, or is of another store.
     """
     hint = f"Make it by: compute-node generate STORE --arena 25% -f TEXT --json > {path}"
+    no_run = f"--measured {path} is not what a run of compute-node printed"
     try:
         content: Any = json.loads(path.read_bytes())
         slots, steps = content["arena_slots"], len(content["token_ids"]) - 1
@@ -124,15 +125,17 @@ def load_run(path: Path, fingerprint: str) -> MeasuredRun:
         seconds, waited = float(decode["seconds"]), float(decode["wait_seconds"])
         of = str(content["fingerprint"])
     except OSError as error:
-        raise UsageError(f"--measured {path}: cannot be read: {error.strerror}", hint=hint) from None
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"--measured {path}: is not the JSON of a run of compute-node", hint=hint) from None
+        raise UsageError(f"--measured {path} cannot be read: {error.strerror}", hint=hint) from None
+    except KeyError as error:
+        raise UsageError(f"{no_run}: it has no {error}", hint=hint) from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{no_run}: {error}", hint=hint) from None
     if of != fingerprint:
-        raise UsageError(f"--measured {path}: is a run of another store", hint=hint)
+        raise UsageError(f"--measured {path} is a run of another store", hint=hint)
     if not isinstance(slots, int) or slots < 1:
-        raise UsageError(f"--measured {path}: is a run without a daemon, and says nothing of its arena", hint=hint)
+        raise UsageError(f"--measured {path} is a run without a daemon, and says nothing of its arena", hint=hint)
     if steps < _LEAST_STEPS or not 0 <= waited <= seconds or seconds <= 0:
-        raise UsageError(f"--measured {path}: has fewer than {_LEAST_STEPS} decode steps", hint=hint)
+        raise UsageError(f"--measured {path} has fewer than {_LEAST_STEPS} decode steps", hint=hint)
     return MeasuredRun(str(path), slots, seconds / steps, waited / steps)
 
 
