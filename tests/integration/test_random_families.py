@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from oracles.random_configs import RANDOM_CONFIGS
 
@@ -21,7 +21,7 @@ from tierd.store.store import ExpertStore
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", RANDOM_CONFIGS)
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_any_shape_of_a_family_gives_the_logits_routes_and_tokens_of_transformers(family, data):
     make_oracles = pytest.importorskip("oracles.make_oracles")
     make_oracles.torch.set_num_threads(1)
