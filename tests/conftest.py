@@ -22,7 +22,11 @@ pytest_plugins = ["daemons"]
 collect_ignore = (
     []
     if importlib.util.find_spec("torch")
-    else ["integration/test_transformers.py", "integration/test_transformers_engine.py"]
+    else [
+        "integration/test_transformers.py",
+        "integration/test_transformers_engine.py",
+        "integration/test_twin_experts.py",
+    ]
 )
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}

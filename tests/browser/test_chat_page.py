@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from api_server import served
@@ -44,7 +45,15 @@ def test_a_conversation_fits_and_says_what_it_took(server, visit, scheme, width,
     page.screenshot(path=f"{keep or tmp_path}/chat-{scheme}-{width}.png")
 
 
-def test_stop_ends_the_answer_and_keeps_what_was_said(server, visit):
+def test_stop_ends_the_answer_and_keeps_what_was_said(server, visit, monkeypatch):
+    # As slow as a large model: the answer must not be over before a busy browser has clicked.
+    forward = server.engine.model.forward
+
+    def slowly(*tokens, **how):
+        time.sleep(0.1)
+        return forward(*tokens, **how)
+
+    monkeypatch.setattr(server.engine.model, "forward", slowly)
     page = visit(server.url)
     page.wait_for_selector("#name:has-text('tiny')")
     page.click("#toggle")

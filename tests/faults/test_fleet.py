@@ -252,6 +252,7 @@ def descendants(pid):
     return found
 
 
+@pytest.mark.soak
 def test_on_one_host_a_worker_and_a_node_that_are_killed_cost_no_answer_and_come_back(start, reference):
     fleet = start("a", 1, {"entrance": 1, "store-a": 1, "node": 1}, [])
     told = fleet.tell(f"up {fleet.file}")

@@ -8,19 +8,18 @@ import sys
 
 import numpy as np
 import pytest
+from oracles import make_oracles
 from safetensors.numpy import load_file, save_file
 
+from compute_node.engine.double_run import double_run
+from compute_node.engine.model import Model, ModelOptions
+from compute_node.engine.near_ties import EQUAL, ERROR, NEAR_TIE, judge
+from compute_node.engine.oracle import compare, read_reference
+from tierd.checkpoint.convert import convert
+from tierd.client.in_process import InProcess
+from tierd.store.store import ExpertStore
+
 pytestmark = pytest.mark.oracle
-
-make_oracles = pytest.importorskip("oracles.make_oracles")
-
-from compute_node.engine.double_run import double_run  # noqa: E402
-from compute_node.engine.model import Model, ModelOptions  # noqa: E402
-from compute_node.engine.near_ties import EQUAL, ERROR, NEAR_TIE, judge  # noqa: E402
-from compute_node.engine.oracle import compare, read_reference  # noqa: E402
-from tierd.checkpoint.convert import convert  # noqa: E402
-from tierd.client.in_process import InProcess  # noqa: E402
-from tierd.store.store import ExpertStore  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UsageError, match="not installed") as refused:
         fleet_command.status(tmp_path / "fleet.toml")
-    assert "extra `ray`" in refused.value.hint
+    assert "[ray]" in refused.value.hint
 
 
 def test_where_an_own_cluster_is_only_this_user_may_read(read, monkeypatch, tmp_path):
