@@ -7,6 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import grpc.aio
 
@@ -15,6 +16,8 @@ from tierd.certificates import Certificates
 from tierd.errors import UsageError
 
 __all__ = ["Listener", "Protection", "check_local"]
+
+_LOCK_TRIES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class Listener:
         try:
             server.add_insecure_port(address.target)
         except RuntimeError as error:
+            _lock_path(address.path).unlink(missing_ok=True)
             os.close(lock)
             raise UsageError(f"--listen: cannot listen on {address}: {error}") from error
         finally:
@@ -130,6 +134,8 @@ class Listener:
             # gRPC removes the socket of a server that ran, not of one that never started.
             if self.address.path is not None:
                 self.address.path.unlink(missing_ok=True)
+                # While it is locked: whoever waits for it sees that it is gone, and makes a new one.
+                _lock_path(self.address.path).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -149,16 +155,32 @@ def _prepare_folder(folder: Path) -> None:
 
 def _lock(path: Path) -> int:
     """A lock file says whether the socket is in use: gRPC would silently take over one that is."""
-    lock_path = path.with_name(path.name + ".lock")
-    try:
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise UsageError(f"--listen: cannot write {lock_path}: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    lock_path = _lock_path(path)
+    for _ in range(_LOCK_TRIES):
+        try:
+            lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise UsageError(f"--listen: cannot write {lock_path}: {error}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise UsageError(
+                f"--listen: another daemon listens on unix:{path}", hint="Stop it first, or name another socket."
+            ) from error
+        if _is_still(lock, lock_path):
+            return lock
         os.close(lock)
-        raise UsageError(
-            f"--listen: another daemon listens on unix:{path}", hint="Stop it first, or name another socket."
-        ) from error
-    return lock
+    raise UsageError(f"--listen: other daemons begin and end at unix:{path} all the time", hint="Name another socket.")
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _is_still(lock: int, path: Path) -> bool:
+    """Whether a locked file is the one of that name: a daemon that ended meanwhile has removed its own."""
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False

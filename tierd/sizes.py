@@ -1,4 +1,4 @@
-"""Amounts of memory as people write and read them: `96GiB`, `3.6 MB`, `25%`."""
+"""Amounts as people write and read them: `96GiB`, `3.6 MB`, `25%`, `1 layer`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tierd.errors import UsageError
 
-__all__ = ["format_bytes", "parse_bytes", "parse_share"]
+__all__ = ["format_bytes", "format_count", "format_share", "parse_bytes", "parse_share"]
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
@@ -55,3 +55,13 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.5 else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB" if abs(count) < 99.5 else f"{count:.0f} TB"
+
+
+def format_count(count: int, noun: str) -> str:
+    """`1 layer`, `1,024 layers`: for nouns with a plural in `s`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_share(share: float, *, digits: int = 0) -> str:
+    """`44 %` of a share of 0.44."""
+    return f"{100 * share:.{digits}f} %"

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from tierd.state import state_directory
 from tierd.store.checksums import sha256
 from tierd.store.writing import write_atomic
 
-__all__ = ["machine_key", "measure_bandwidth", "memory_bandwidth", "spare_memory"]
+__all__ = ["machine_key", "measure_bandwidth", "memory_bandwidth", "remeasured_bandwidth", "spare_memory"]
 
 _VERSION: Final = 1
 _SECONDS: Final = 0.15
@@ -24,6 +25,7 @@ _LEAST_BYTES, _MOST_BYTES = 32 << 20, 128 << 20
 _MEMORY_SHARE: Final = 8
 """No more than one part in so many of the memory that is available is taken, for this moment."""
 _LEAST_RATE, _MOST_RATE = 1e8, 1e14
+_MOST_TRIES: Final = 4
 
 
 def measure_bandwidth(threads: int, nbytes: int, seconds: float = _SECONDS) -> float:
@@ -65,21 +67,45 @@ def memory_bandwidth(threads: int, directory: Path | None = None) -> float | Non
     Returns:
         None if too little memory is available for a measurement.
     """
-    key = machine_key(threads)
-    file = (state_directory() / "memory" if directory is None else directory) / f"{key}.json"
-    known = _load(file)
-    if known is not None:
-        return known
+    known = _load(_file(threads, directory))
+    return known.rate if known is not None else _measure(threads, directory, None)
+
+
+def remeasured_bandwidth(threads: int, directory: Path | None = None) -> float | None:
+    """The same, measured again because an answer was faster than it allows, as when others took the memory meanwhile.
+
+    The larger figure counts from then on. After a few tries the machine is believed: weights that stay in a cache are
+    faster than memory every time.
+
+    Returns:
+        None if there is nothing new.
+    """
+    known = _load(_file(threads, directory))
+    if known is None or known.tries >= _MOST_TRIES:
+        return None
+    rate = _measure(threads, directory, known)
+    memory_bandwidth.cache_clear()
+    return rate if rate is not None and rate > known.rate else None
+
+
+def _measure(threads: int, directory: Path | None, before: _Known | None) -> float | None:
     nbytes = _bytes_to_read()
     if nbytes < _LEAST_BYTES:
         return None
-    rate = measure_bandwidth(threads, nbytes)
+    rate, tries = measure_bandwidth(threads, nbytes), 1
+    if before is not None:
+        rate, tries = max(rate, before.rate), before.tries + 1
+    file, content = _file(threads, directory), {"version": _VERSION, "bytes_per_second": rate, "threads": threads}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, json.dumps({"version": _VERSION, "bytes_per_second": rate, "threads": threads}).encode())
+        write_atomic(file, json.dumps(content | {"tries": tries}).encode())
     except (OSError, DriveError):
         pass
     return rate
+
+
+def _file(threads: int, directory: Path | None) -> Path:
+    return (state_directory() / "memory" if directory is None else directory) / f"{machine_key(threads)}.json"
 
 
 def machine_key(threads: int) -> str:
@@ -89,13 +115,21 @@ def machine_key(threads: int) -> str:
     return sha256(json.dumps(facts).encode())[:40]
 
 
-def _load(file: Path) -> float | None:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Bytes per second as remembered, the best of so many measurements."""
+
+    rate: float
+    tries: int
+
+
+def _load(file: Path) -> _Known | None:
     try:
         row = json.loads(file.read_bytes())
-        rate = float(row["bytes_per_second"])
+        known = _Known(float(row["bytes_per_second"]), int(row.get("tries", 1)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return rate if row.get("version") == _VERSION and _LEAST_RATE < rate < _MOST_RATE else None
+    return known if row.get("version") == _VERSION and _LEAST_RATE < known.rate < _MOST_RATE else None
 
 
 def _bytes_to_read() -> int:

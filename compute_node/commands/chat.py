@@ -15,12 +15,15 @@ from compute_node.commands.far_options import FAR
 from compute_node.commands.interruption import interruptible
 from compute_node.commands.line_reader import LineReader
 from compute_node.commands.opening import open_store
+from compute_node.commands.report import REPORT_INDENT
 from compute_node.commands.session_file import SessionFile
+from compute_node.commands.typing_ahead import unechoed
 from compute_node.text.chat_template import ChatTemplate
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.source import StoreView
 from tierd.errors import UsageError
 from tierd.option_tables import Given, with_options
+from tierd.terminal import show_hanging
 
 __all__ = ["chat", "register"]
 
@@ -113,7 +116,7 @@ def _turn(conversation: Conversation, line: str, console: Console) -> None:
         _show(console, f"{line.split(maxsplit=1)[0]} is not a command; /help shows them")
     elif line:
         try:
-            with interruptible() as cancelled:
+            with unechoed(), interruptible() as cancelled:
                 report = conversation.answer(line, cancelled, _write)
         except UsageError as error:
             # The conversation goes on without this message: too long, or refused by the template.
@@ -130,4 +133,5 @@ def _write(text: str) -> None:
 
 
 def _show(console: Console, text: str) -> None:
-    console.print(f"  {text}" if not text.startswith("  ") else text, style="dim", markup=False, soft_wrap=True)
+    for line in text.splitlines():
+        show_hanging(console, f"  {line.removeprefix('  ')}", indent=REPORT_INDENT, style="dim")

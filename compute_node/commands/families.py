@@ -8,8 +8,9 @@ from importlib import resources
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from tierd.terminal import show, wide_console
 
 __all__ = ["known_families", "register"]
 
@@ -47,6 +48,6 @@ def families(
         match = "equal" if row["greedy_match"] else "differs"
         types, formats = "\n".join(row["model_types"]), ", ".join(row["formats"])
         table.add_row(row["name"], types, formats, f"{row['max_logit_error']:.1e}", match)
-    console = Console(highlight=False)
-    console.print(table)
+    console = wide_console()
+    show(console, table)
     console.print("Largest difference of a logit from the model's own code in transformers, where logits are about 1.")

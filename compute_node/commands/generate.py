@@ -13,13 +13,14 @@ from rich.console import Console
 from compute_node.commands import options
 from compute_node.commands.far_options import FAR
 from compute_node.commands.opening import Opened, open_store
-from compute_node.commands.report import AnswerReport, snapshot
+from compute_node.commands.report import REPORT_INDENT, AnswerReport, snapshot
 from compute_node.engine.generate import Finished, GenerationParams
 from compute_node.engine.route_recorder import RouteRecorder
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.source import StoreView
 from tierd.errors import UsageError
 from tierd.option_tables import Given, with_options
+from tierd.terminal import show_hanging
 
 __all__ = ["generate", "register"]
 
@@ -58,7 +59,7 @@ def generate(
     console = Console(stderr=True, highlight=False)
     with open_store(store, settings, name="generate", console=console, check=_check) as opened:
         if not (as_json or events):
-            console.print(opened.headline(), style="dim", markup=False, soft_wrap=True)
+            show_hanging(console, opened.headline(), indent=2, style="dim")
         recorder = None if trace is None else RouteRecorder(trace, opened.source.store.manifest.geometry)
         opened.generator.recorder = recorder
         try:
@@ -76,7 +77,7 @@ def generate(
         sys.stdout.write("\n")
         sys.stdout.flush()
         for line in report.lines():
-            console.print(f"  {line}", style="dim", markup=False, soft_wrap=True)
+            show_hanging(console, f"  {line}", indent=REPORT_INDENT, style="dim")
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from compute_node.bench.memory_bandwidth import memory_bandwidth
+from dataclasses import replace
+
+from compute_node.bench.memory_bandwidth import memory_bandwidth, remeasured_bandwidth
 from compute_node.commands.opening import Opened
 from compute_node.engine.generate import Finished
 from compute_node.engine.limit import SpeedLimit, dense_bytes_of_a_token, expert_bytes_of_a_token
@@ -38,4 +40,9 @@ def speed_limit(opened: Opened, finished: Finished, stats: DaemonStats | None) -
     token = dense_bytes_of_a_token(manifest, tied_embeddings=opened.model.config.tied_embeddings)
     token += expert_bytes_of_a_token(manifest.geometry)
     missed = cost.missed_experts * manifest.geometry.slot_bytes
-    return SpeedLimit(cost, steps, steps * token / memory, 0.0 if drives is None else missed / drives)
+    limit = SpeedLimit(cost, steps, steps * token / memory, 0.0 if drives is None else missed / drives)
+    if limit.share > 1 and limit.memory_seconds > limit.drive_seconds:
+        better = remeasured_bandwidth(opened.model.threads)
+        if better is not None:
+            return replace(limit, memory_seconds=steps * token / better)
+    return limit

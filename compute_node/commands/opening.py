@@ -26,7 +26,7 @@ from tierd.client.open import open_source
 from tierd.client.source import ExpertSource, StoreView
 from tierd.errors import TierdError
 from tierd.profiles import load_profile
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_count
 from tierd.state import state_directory
 
 __all__ = ["Opened", "daemon_stats", "open_store"]
@@ -57,9 +57,9 @@ class Opened:
         manifest, config = self.source.store.manifest, self.model.config
         layers = manifest.geometry.layers
         return (
-            f"{config.family} · {config.layers} layers, {len(layers)} with {config.experts} experts, "
-            f"top-{config.top_k}, {manifest.expert_format} · {self.model.numerics} · {self.model.threads} threads "
-            f"({self.kernel_path})"
+            f"{config.family} · {format_count(config.layers, 'layer')}, {len(layers)} with {config.experts} experts, "
+            f"top-{config.top_k}, {manifest.expert_format} · {self.model.numerics} · "
+            f"{format_count(self.model.threads, 'thread')} ({self.kernel_path})"
         )
 
 

@@ -46,7 +46,9 @@ Numerics = Annotated[
     str | None, typer.Option("--numerics", help="exact (default), or fast: activations as bytes where weights are.")
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
-Context = Annotated[int | None, typer.Option("--context", help="Most tokens of a conversation.")]
+Context = Annotated[
+    int | None, typer.Option("--context", help="Most tokens of a conversation. Default: the model's own, at most 4096.")
+]
 KVCacheBudget = Annotated[
     str | None, typer.Option("--kv-cache", help="RAM for the KV cache: 2GiB, or 10% of RAM. Default: at most 25%.")
 ]
@@ -74,15 +76,19 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same draws.
 SAMPLING: Final[OptionTable] = {
     "max_tokens": Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: 256.")],
     "temperature": Annotated[float | None, typer.Option("--temperature", help="0 (default): the likeliest token.")],
-    "top_k": Annotated[int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only.")],
+    "top_k": Annotated[
+        int | None, typer.Option("--top-k", help="Draw among the k likeliest tokens only. Default: 0, all.")
+    ],
     "top_p": Annotated[
-        float | None, typer.Option("--top-p", help="Draw among the likeliest that reach this probability.")
+        float | None,
+        typer.Option("--top-p", help="Draw among the likeliest that reach this probability. Default: 1, all."),
     ],
     "min_p": Annotated[
-        float | None, typer.Option("--min-p", help="Leave out what is less likely than this, by the best.")
+        float | None,
+        typer.Option("--min-p", help="Leave out what is less likely than this, by the best. Default: 0, nothing."),
     ],
     "repetition_penalty": Annotated[
-        float | None, typer.Option("--repetition-penalty", help="Above 1: avoid tokens seen before.")
+        float | None, typer.Option("--repetition-penalty", help="Above 1: avoid tokens seen before. Default: 1.")
     ],
 }
 """How tokens are drawn."""

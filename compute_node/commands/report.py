@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
 
 from compute_node.commands.near_limit import speed_limit
 from compute_node.commands.opening import Opened, daemon_stats
@@ -12,8 +12,12 @@ from tierd.client.bytes_source import BytesSource
 from tierd.client.limit_words import limit_words
 from tierd.client.source import ExpertSource, SourceStats
 from tierd.client.worker_source import WorkerSource
+from tierd.sizes import format_share
 
-__all__ = ["AnswerReport", "snapshot"]
+__all__ = ["REPORT_INDENT", "AnswerReport", "snapshot"]
+
+REPORT_INDENT: Final = 12
+"""Columns before the figures in a report's lines, which are set in by two."""
 
 
 def snapshot(stats: SourceStats) -> SourceStats:
@@ -85,7 +89,7 @@ class AnswerReport:
         """For people: speed, experts, where the time went, and how near to the machine's limit it ran."""
         finished = self._finished
         asked, hits = finished.experts_chosen, self.outcomes.get("hit", 0)
-        share = f" ({100 * hits / asked:.0f} %)" if asked else ""
+        share = f" ({format_share(hits / asked)})" if asked else ""
         first = finished.time_to_first_token_seconds
         began = "never came" if first is None else f"{1000 * first:.0f} ms"
         rate = finished.tokens_per_second

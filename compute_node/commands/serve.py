@@ -22,6 +22,7 @@ from compute_node.commands.opening import open_store
 from compute_node.server.settings import ApiSettings
 from tierd.client.loop_thread import LoopThread
 from tierd.option_tables import Given, OptionTable, with_options
+from tierd.terminal import show_hanging
 
 if TYPE_CHECKING:
     from compute_node.commands.api_server import Served
@@ -152,18 +153,22 @@ def serve(
         _stopped_by_signals() as stopped,
     ):
         sys.setswitchinterval(_SWITCH_SECONDS)
-        console.print(opened.headline(), style="dim", markup=False, soft_wrap=True)
+        show_hanging(console, opened.headline(), indent=2, style="dim")
         # On standard output, so that a script can wait for it.
         print(f"serving {', '.join(served.service.names)} on {served.http.url}", flush=True)
-        _run(served, loop, stopped, api.drain_seconds)
+        _run(served, loop, stopped, api.drain_seconds, console)
 
 
-def _run(served: Served, loop: LoopThread, stopped: threading.Event, drain_seconds: float) -> None:
+def _run(served: Served, loop: LoopThread, stopped: threading.Event, drain_seconds: float, console: Console) -> None:
     """Answers until a signal comes, then finishes what is under way."""
     answering: Future[None] = asyncio.run_coroutine_threadsafe(served.http.serve(), loop.loop)
     answering.add_done_callback(lambda _: stopped.set())
     try:
         stopped.wait()
+        if console.is_terminal:
+            console.print(
+                f"stopping: answers under way have {drain_seconds:g} s; Ctrl-C again ends at once", style="dim"
+            )
         served.http.stop()
         answering.result(drain_seconds + _SLACK_SECONDS)
     except TimeoutError:

@@ -77,5 +77,7 @@ def test_every_mirror_that_is_typed_reaches_the_daemon(typed):
         parse(words)[1] for line, words in typed.items() if line.startswith("tierd serve") and "--mirror" in line
     ]
     assert serving["mirror"] == ["/ssd2/qwen3", "/ssd3/qwen3=0.5"]
-    (doctor,) = [parse(words)[1] for line, words in typed.items() if line.startswith("tierd doctor")]
+    (doctor,) = [
+        parse(words)[1] for line, words in typed.items() if line.startswith("tierd doctor") and "--mirror" in line
+    ]
     assert doctor["mirror"] == [Path("/ssd2/qwen3")]

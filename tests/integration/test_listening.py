@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+
 import grpc.aio
 import pytest
 from daemons import command, on_loop
@@ -11,6 +14,7 @@ from tierd.addresses import Address
 from tierd.client.loop_thread import LoopThread
 from tierd.client.remote_store import RemoteStore
 from tierd.errors import UsageError
+from tierd.listening import _lock
 from tierd.rpc import CHANNEL_OPTIONS, read_safely
 from tierd.service.servers import Servers
 from tierd.settings import ServeSettings
@@ -46,6 +50,26 @@ def test_a_refused_address_ends_the_command_with_advice(pattern_store):
     refused = command("tierd", "serve", pattern_store.path, "--listen", "0.0.0.0:0", "--http", "off")
     assert refused.returncode == 2
     assert "--insecure" in refused.stderr
+
+
+def test_a_lock_that_its_daemon_removed_is_made_anew(folder, monkeypatch):
+    path = folder / "a.sock"
+    first, name = _lock(path), folder / "a.sock.lock"
+    lock_file = fcntl.flock
+
+    def locked_too_late(lock, operation):
+        # The daemon that had it ends between opening and locking.
+        monkeypatch.setattr(fcntl, "flock", lock_file)
+        name.unlink()
+        os.close(first)
+        lock_file(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", locked_too_late)
+    second = _lock(path)
+    assert os.path.samestat(os.fstat(second), name.stat())
+    with pytest.raises(UsageError, match="another daemon"):
+        _lock(path)
+    os.close(second)
 
 
 def test_insecure_said_aloud_listens_and_reflection_answers_where_it_is_wanted(serve, pattern_store, folder):

@@ -75,7 +75,7 @@ def test_a_view_tells_rates_since_the_last_look_and_survives_another_daemon():
         return out.getvalue()
 
     text = shown(stats("a", 100, 50), stats("a", 300, 200))
-    assert "100/s asked · 75% in RAM" in text
+    assert "100/s asked · 75 % in RAM" in text
     assert "waited 1.00 s/s" in text
     assert "5 of 10" in text
     assert "nobody asks" in shown(stats("a", 100, 50), stats("b", 30, 20))

@@ -55,7 +55,7 @@ def test_the_sum_of_the_memory_is_explained(store):
     assert sum(item["bytes"] for item in ram["items"]) <= ram["bytes"]
     assert 0 < ram["slots"] < 16
     told = run(store.path, "--ram", "auto").stdout
-    for word in ("available", "reserve", "interpreter", "slots", "slack", "100%"):
+    for word in ("available", "reserve", "interpreter", "slots", "slack", "100 %"):
         assert word in told
 
 

@@ -39,7 +39,9 @@ def test_a_file_without_the_table_changes_nothing(load):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[serve]\narenas = 1", ["arenas", "[serve]"]),
+        ("[serve]\narenas = 1", ["tierd.toml: [serve] has no setting arenas", "Did you mean arena?"]),
+        ("[serve]\nbogus = 1", ["no setting bogus", "It knows also, arena, arena_dir, "]),
+        ("[serve]\ndrive-threads = 3", ["Did you mean drive_threads?"]),
         ("[serve]\nmax_sessions = 0", ["max_sessions", "--max-sessions", "TIERD_MAX_SESSIONS"]),
         ('[serve]\nkeepalive_seconds = "soon"', ["keepalive_seconds"]),
         ("[serve]\nsession_experts = 0", ["session_experts", "--session-experts", "TIERD_SESSION_EXPERTS"]),

@@ -120,6 +120,18 @@ def test_the_bandwidth_is_measured_once_a_machine(measured, tmp_path):
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_figure_that_an_answer_beat_is_measured_again_a_few_times(tmp_path, monkeypatch):
+    rates = iter([1e10, 3e10, 2e10, 2e10, 9e10])
+    monkeypatch.setattr(bandwidth, "measure_bandwidth", lambda _threads, _nbytes: next(rates))
+    bandwidth.memory_bandwidth.cache_clear()
+    assert bandwidth.remeasured_bandwidth(2, tmp_path) is None, "nothing was known that could have been beaten"
+    assert bandwidth.memory_bandwidth(2, tmp_path) == 1e10
+    assert [bandwidth.remeasured_bandwidth(2, tmp_path) for _ in range(5)] == [3e10, None, None, None, None]
+    assert bandwidth.memory_bandwidth(2, tmp_path) == 3e10, "the best of all measurements is remembered"
+    assert next(rates) == 9e10, "after four of them the machine is believed"
+    bandwidth.memory_bandwidth.cache_clear()
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"version": 1}', b'{"version": 1, "bytes_per_second": "nan"}'])
 def test_a_damaged_memory_of_it_is_measured_again(measured, tmp_path, content):
     (tmp_path / f"{bandwidth.machine_key(2)}.json").write_bytes(content)

@@ -9,7 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
+from tierd.sizes import format_count, format_share
 from tierd.terminal import join_help_lines, show, show_hanging
+
+
+def test_counts_and_shares_are_written_as_people_do():
+    assert [format_count(n, "layer") for n in (0, 1, 19456)] == ["0 layers", "1 layer", "19,456 layers"]
+    assert [format_share(0.444), format_share(0.9876, digits=1)] == ["44 %", "98.8 %"]
 
 
 def table():

@@ -30,8 +30,8 @@ def limit_words(tokens_per_second: float, share: float, lost_to: Mapping[str, fl
     limit = f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
     if share > 1 + _LEAST_SHARE:
         return (
-            f"plain reading of memory allows {limit} tok/s, and this run was faster ({100 * share:.0f} %): its weights "
-            "may have stayed in the processor's cache, or the machine was busy when reading was measured"
+            f"plain reading, as it was measured, allows {limit} tok/s, and this run was faster ({100 * share:.0f} %): "
+            "weights may have stayed in a cache, or the machine was busy when it was measured"
         )
     lost = sorted(((part, name) for name, part in lost_to.items() if part >= _LEAST_SHARE), reverse=True)
     reached, *parts = _percents([share, *(part for part, _ in lost)])

@@ -18,7 +18,7 @@ from tierd.commands.integrations import integration, is_installed
 from tierd.commands.progress import ByteProgress
 from tierd.errors import UnsupportedModel, UsageError
 from tierd.extras import install_hint
-from tierd.sizes import format_bytes, parse_bytes
+from tierd.sizes import format_bytes, format_count, parse_bytes
 from tierd.store.formats import MADE_FORMATS
 
 __all__ = ["register"]
@@ -107,7 +107,8 @@ def _say_plan(conversion: Conversion) -> None:
     geometry = plan.geometry
     counts = sorted({layer.experts for layer in geometry.layers})
     print(
-        f"{plan.model.family}: {len(geometry.layers)} layers with {' or '.join(map(str, counts))} experts, "
+        f"{plan.model.family}: {format_count(len(geometry.layers), 'layer')} with "
+        f"{' or '.join(map(str, counts))} experts, "
         f"top-{geometry.top_k}, hidden size {geometry.hidden_size}, expert width {geometry.intermediate_size}"
     )
     dense_bytes = sum(shard.header.file_bytes for shard in plan.dense)
@@ -118,7 +119,8 @@ def _say_plan(conversion: Conversion) -> None:
             f"{layout.bytes_per_weight:.3f} bytes per weight, records of {format_bytes(layout.record_bytes)}"
         )
     print(f"dense    {plan.dense_format:<9}{format_bytes(dense_bytes):>10}")
-    print(f"total    {format_bytes(plan.shard_bytes):>19}  in {len(plan.shards)} shards at {conversion.target}")
+    shards = format_count(len(plan.shards), "shard")
+    print(f"total    {format_bytes(plan.shard_bytes):>19}  in {shards} at {conversion.target}")
     for remark in [*plan.remarks, *conversion.source.remarks, *_lacking(conversion)]:
         print(f"note: {remark}")
     if conversion.finished:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,12 @@ from tierd.client.daemon_control import set_pins, set_ram
 from tierd.client.daemon_dump import fetch_dump
 from tierd.commands.daemon_name import daemon_address
 from tierd.errors import UsageError
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_count
 
 __all__ = ["register"]
+
+_AMOUNT = re.compile(r"([0-9.]+ [kMGT]?B) (.*)")
+"""A line of the sum: what a part of the daemon takes."""
 
 Daemon = Annotated[
     str,
@@ -53,10 +57,11 @@ def ram(
         print(json.dumps(answer))
     else:
         for line in answer["lines"]:
-            print(f"  {line}")
+            part = _AMOUNT.match(line)
+            print(f"  {part[1]:>9}  {part[2]}" if part else f"  {line}")
         print(
-            f"arena {answer['slots_before']:,} → {answer['slots']:,} experts ({format_bytes(answer['arena_bytes'])}), "
-            f"the daemon {format_bytes(answer['ram_bytes'])}"
+            f"arena {answer['slots_before']:,} → {answer['slots']:,} experts ({format_bytes(answer['arena_bytes'])}); "
+            f"the daemon may have {format_bytes(answer['ram_bytes'])}"
         )
         if not answer["settled"]:
             print("! sessions still hold experts beyond that; the memory goes back when they let go")
@@ -97,4 +102,8 @@ def dump(
 
 def _pin(daemon: str, layer: int, experts: list[int] | None, *, pinned: bool, as_json: bool) -> None:
     count = asyncio.run(set_pins(daemon_address(daemon, option="DAEMON"), layer, experts or [], pinned=pinned))
-    print(json.dumps({"pinned": count}) if as_json else f"{count:,} experts are pinned")
+    print(
+        json.dumps({"pinned": count})
+        if as_json
+        else f"{format_count(count, 'expert')} {'is' if count == 1 else 'are'} pinned"
+    )

@@ -17,7 +17,7 @@ from rich.table import Table
 from tierd.client.limit_words import limit_words
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.demonstration import DemoAnswer, DemoRequest, ask, daemon_stats, embedded_store, node_command
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_share
 from tierd.store.store import ExpertStore
 from tierd.terminal import show
 
@@ -118,7 +118,7 @@ class _Teller(_Silent):
             f"[bold]tierd[/bold] · embedded model ({manifest.model_type}, {len(geometry.layers)} layers x "
             f"{geometry.layers[0].experts} experts, {manifest.expert_format}) · {format_bytes(whole)} of experts"
         )
-        self._console.print(f"arena {format_bytes(arena_bytes)}, {100 * arena_bytes / whole:.0f} % of them\n")
+        self._console.print(f"arena {format_bytes(arena_bytes)}, {format_share(arena_bytes / whole)} of them\n")
         self._console.print("  ", end="")
         self._column = _INDENT
 
@@ -154,7 +154,7 @@ class _Teller(_Silent):
         table.add_row("tokens", f"{len(answer.token_ids)} · {_speed(node)} · first token {_milliseconds(node)}")
         table.add_row(
             "experts",
-            f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({100 * hits:.0f} %) · {asked['misses']:,} read"
+            f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({format_share(hits)}) · {asked['misses']:,} read"
             + "".join(f" · {asked[name]:,} {name}" for name in ("joined", "failed") if asked[name]),
         )
         read = answer.daemon["drives"][0]

@@ -15,6 +15,7 @@ from tierd.doctor.check import Check, Status, summary, worst
 from tierd.doctor.examine import examine
 from tierd.observe.logs import configure_logs
 from tierd.settings import ServeSettings
+from tierd.sizes import format_count
 
 __all__ = ["register"]
 
@@ -67,8 +68,8 @@ def doctor(
     else:
         counts = {kind: sum(check.status is kind for check in checks) for kind in Status}
         console.print(
-            f"{counts[Status.OK]} checks passed, {counts[Status.REMARK]} with remarks, "
-            f"{counts[Status.PROBLEM]} problems · exit {_EXIT[status]}"
+            f"{format_count(counts[Status.OK], 'check')} passed, {counts[Status.REMARK]} with remarks, "
+            f"{format_count(counts[Status.PROBLEM], 'problem')} · exit {_EXIT[status]}"
         )
     if _EXIT[status]:
         raise typer.Exit(_EXIT[status])

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_count
+from tierd.store.manifest import Manifest
 from tierd.store.store import ExpertStore
 
 __all__ = ["describe_store", "register"]
@@ -34,11 +35,11 @@ def inspect(
     numbers = [layer.layer for layer in geometry.layers]
     rows = [
         ("store", f"{opened.path}, format {manifest.format_version}"),
-        ("family", f"{manifest.family or 'synthetic'} ({manifest.model_type or 'no model type'})"),
+        ("family", _family(manifest)),
         (
             "layers",
             (
-                f"{len(numbers)} with routed experts, {numbers[0]} to {numbers[-1]}: "
+                f"{len(numbers)} with routed experts, {_range(numbers)}: "
                 f"{' or '.join(map(str, counts))} experts each, top-{geometry.top_k}"
             ),
         ),
@@ -47,14 +48,14 @@ def inspect(
             "experts",
             (
                 f"{manifest.expert_format}, {geometry.experts_total} records, {format_bytes(geometry.expert_bytes)} "
-                f"in {len(manifest.shards)} shards, slot {format_bytes(geometry.slot_bytes)}"
+                f"in {format_count(len(manifest.shards), 'shard')}, slot {format_bytes(geometry.slot_bytes)}"
             ),
         ),
         (
             "dense",
             (
                 f"{manifest.dense_format}, {len(opened.dense_names())} tensors, {format_bytes(manifest.dense_bytes)} "
-                f"in {len(manifest.dense_shards)} shards"
+                f"in {format_count(len(manifest.dense_shards), 'shard')}"
             ),
         ),
         ("files", ", ".join(opened.text_files) or "none"),
@@ -63,6 +64,16 @@ def inspect(
     ]
     for name, value in rows:
         print(f"{name:<12} {value}")
+
+
+def _family(manifest: Manifest) -> str:
+    family = manifest.family or "synthetic"
+    return family if not manifest.model_type or manifest.model_type == family else f"{family} ({manifest.model_type})"
+
+
+def _range(numbers: list[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"number {first}" if first == last else f"{first} to {last}"
 
 
 def describe_store(store: ExpertStore) -> dict[str, Any]:

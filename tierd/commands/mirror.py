@@ -25,7 +25,7 @@ from tierd.mirror.verify import MirrorReport, inspect_mirror
 from tierd.service.history import history_path
 from tierd.service.mirror_option import parse_mirror
 from tierd.settings import ServeSettings
-from tierd.sizes import format_bytes, parse_bytes
+from tierd.sizes import format_bytes, format_share, parse_bytes
 from tierd.store.pieces import Problem
 from tierd.store.store import ExpertStore
 from tierd.store.writing import PARTIAL_SUFFIX
@@ -248,7 +248,7 @@ def _tell_plan(planned: MirrorPlan, directory: Path) -> None:
     shards = sum(file.kind is FileKind.EXPERTS for file in planned.files)
     left = [file for file in planned.left_out if file.kind is FileKind.EXPERTS]
     share = planned.share_of_uses
-    used = "" if share is None else f", {share:.0%} of the recorded uses"
+    used = "" if share is None else f", {format_share(share)} of the recorded uses"
     print(f"{directory}: {shards} of {shards + len(left)} expert shards, {format_bytes(planned.nbytes)} in all{used}")
     if planned.left_out:
         bound = "the budget" if planned.budget is not None and planned.budget <= planned.room else "the drive's room"

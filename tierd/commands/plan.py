@@ -24,16 +24,19 @@ from tierd.service.drives import Drives
 from tierd.service.memory_limits import group_limits, host_memory
 from tierd.service.ram import facts_of
 from tierd.settings import ServeSettings
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_count, format_share
 from tierd.store.formats import ExpertFormat
 from tierd.store.geometry import Geometry
 from tierd.store.manifest import CONFIG_FILE, MANIFEST_FILE
 from tierd.store.store import ExpertStore
+from tierd.terminal import show, show_hanging, wide_console
 
 __all__ = ["register"]
 
 _SPARES = 3
 """Of a daemon with one drive, where no drive has been measured."""
+_INDENT = 21
+"""Columns before the figures of a part of the model."""
 
 
 def register(app: typer.Typer) -> None:
@@ -222,31 +225,33 @@ def _memory(
 
 
 def _tell(answer: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = wide_console()
     console.print(
-        f"{answer['model']} · {answer['family']} · {answer['layers']} layers, {answer['experts']:,} routed experts, "
+        f"{answer['model']} · {answer['family']} · {format_count(answer['layers'], 'layer')}, "
+        f"{answer['experts']:,} routed experts, "
         f"top-{answer['top_k']}",
         soft_wrap=True,
     )
     dense = ", ".join(f"{format_bytes(nbytes)} at {fmt}" for fmt, nbytes in answer["dense"].items())
-    console.print(f"  dense part     {dense}: in the memory of each compute node", soft_wrap=True)
+    show_hanging(console, f"  {'dense part':<18} {dense}: in the memory of each compute node", indent=_INDENT)
     for fmt, figures in answer["formats"].items():
         waste = f", {format_bytes(figures['wasted_bytes'])} wasted by one slot size" if figures["wasted_bytes"] else ""
-        console.print(
-            f"  experts {fmt:<9}{format_bytes(figures['expert_bytes']):>8} on disk · a token touches "
+        show_hanging(
+            console,
+            f"  {f'experts {fmt}':<18} {format_bytes(figures['expert_bytes'])} on disk · a token touches "
             f"{format_bytes(figures['token_bytes'])} · a slot takes {format_bytes(figures['slot_bytes'])}{waste}",
-            soft_wrap=True,
+            indent=_INDENT,
         )
     ram = answer["ram"]
     console.print("\nmemory of the daemon", soft_wrap=True)
     for line in ram["how"]:
-        console.print(f"  {line}", soft_wrap=True)
+        show_hanging(console, f"  {line}", indent=4)
     for item in ram["items"]:
         console.print(f"  {format_bytes(item['bytes']):>9}  {item['name']}", soft_wrap=True)
     if ram["problem"]:
-        console.print(f"! {ram['problem']}", soft_wrap=True)
+        show_hanging(console, f"! {ram['problem']}", indent=2)
     else:
-        console.print(f"  {ram['slots']:,} of {answer['experts']:,} experts fit ({ram['share']:.0%})")
+        console.print(f"  {ram['slots']:,} of {answer['experts']:,} experts fit ({format_share(ram['share'])})")
     _tell_sizes(console, answer)
     disk = answer.get("disk")
     if disk is not None and disk["needed_bytes"] > disk["free_bytes"]:
@@ -268,14 +273,14 @@ def _tell_sizes(console: Console, answer: dict[str, Any]) -> None:
         table.add_column(title, justify="right")
     for size in answer["sizes"]:
         row = RamRow(**size)
-        cells = [format_bytes(row.ram), f"{row.slots:,}", f"{row.share:.0%}"]
+        cells = [format_bytes(row.ram), f"{row.slots:,}", format_share(row.share)]
         if row.hit_rate is not None and row.read_bytes is not None:
             rates = (row.tokens_per_second, row.tokens_per_second_with_another_drive)
-            cells += [f"{row.hit_rate:.1%}", format_bytes(row.read_bytes)]
+            cells += [format_share(row.hit_rate, digits=1), format_bytes(row.read_bytes)]
             cells += ["" if rate is None else f"{rate:.3g}" for rate in rates]
         table.add_row(*cells)
     console.print()
-    console.print(table)
+    show(console, table)
     if traced:
         print("  hit rates are those of the trace's routing, begun cold; your text decides.")
     if node:

@@ -20,7 +20,8 @@ from tierd.policy.decayed_frequency import DecayedFrequency
 from tierd.policy.lru import Lru
 from tierd.policy.policies import DEFAULT_POLICY, POLICIES
 from tierd.policy.trace import Trace, join_traces, load_trace
-from tierd.sizes import format_bytes, parse_bytes
+from tierd.sizes import format_bytes, format_count, format_share, parse_bytes
+from tierd.terminal import show, wide_console
 
 __all__ = ["register"]
 
@@ -155,28 +156,24 @@ def _answer(trace: Trace, scores: list[Score], best: str, size: int | None, *, f
 
 
 def _show(answer: dict[str, Any], scores: list[Score]) -> None:
-    console = Console(highlight=False)
-    sizes = list(answer["slots"])
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    table.add_column("policy")
-    for percent in sizes:
-        table.add_column(f"{percent} %, {answer['slots'][percent]} slots", justify="right")
+    console = wide_console()
     both = any(s.prefill.requests for s in scores) and any(s.decode.requests for s in scores)
-    for name, figures in answer["policies"].items():
-        cells = []
-        for percent in sizes:
+    phases = {"prefill": "prefill_hit_rate", "decode": "decode_hit_rate"} if both else {}
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for title in ("hit rate", "of the gap", *phases, "read"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for percent, slots in answer["slots"].items():
+        table.add_row(f"{percent} %, {format_count(slots, 'slot')}", style="bold")
+        for name, figures in answer["policies"].items():
             closed = figures["gap_closed"][percent]
-            share = "" if closed is None else f" ({closed:.2f})"
-            phases = ""
-            if both:
-                prefill, decode = figures["prefill_hit_rate"][percent], figures["decode_hit_rate"][percent]
-                phases = f"\nprefill {prefill:.1%}, decode {decode:.1%}"
-            bytes_read = format_bytes(figures["bytes_read"][percent])
-            cells.append(f"{figures['hit_rate'][percent]:.1%}{share} · {bytes_read}{phases}")
-        table.add_row(name, *cells)
+            rates = [figures[rate][percent] for rate in ("hit_rate", *phases.values())]
+            hit_rate, *others = (format_share(rate, digits=1) for rate in rates)
+            read = format_bytes(figures["bytes_read"][percent])
+            table.add_row(f"  {name}", hit_rate, "" if closed is None else f"{closed:.2f}", *others, read)
     console.print(f"{answer['trace']}: {answer['tokens']:,} tokens, {answer['prefill_tokens']:,} of them prompt")
-    console.print("hit rate (share of the gap between LRU and Belady closed) · bytes read")
-    console.print(table)
+    console.print("of the gap: the share of the distance from LRU to Belady's bound")
+    show(console, table)
     assumed = ", which is assumed: see --expert-bytes" if answer["expert_bytes_assumed"] else ""
     console.print(f"an expert has {format_bytes(answer['expert_bytes'])}{assumed}", style="dim")
     fitted = f"{answer['best_decayed_frequency']} was fitted on {answer['fitted_on']}"

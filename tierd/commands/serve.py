@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
+import structlog
 import typer
 import uvloop
 
@@ -20,12 +21,14 @@ from tierd.option_tables import Given, OptionTable, with_options
 from tierd.profiles import load_profile
 from tierd.service.daemon import Daemon, Running
 from tierd.settings import ProfileMode, ServeSettings
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_count, format_share
 from tierd.store.store import ExpertStore
 
 __all__ = ["OPTIONS", "register"]
 
 _SWITCH_SECONDS = 0.0001
+
+_log = structlog.get_logger()
 
 
 OPTIONS: Final[OptionTable] = {
@@ -60,7 +63,7 @@ OPTIONS: Final[OptionTable] = {
         ),
     ],
     "http": Annotated[
-        str | None, typer.Option(help="Where /metrics and health answer, or `off`. Default: 127.0.0.1:9480.")
+        str | None, typer.Option(help="Where the page, /metrics and health answer, or `off`. Default: 127.0.0.1:9480.")
     ],
     "arena": Annotated[
         str | None, typer.Option(help="RAM for expert bytes: 96GiB, or 25% of the model's experts. Default: 25%.")
@@ -107,7 +110,9 @@ OPTIONS: Final[OptionTable] = {
     ],
     "guess": Annotated[
         str | None,
-        typer.Option(help="Guess what nodes that send no hints will ask for: off, on, or auto, while it pays."),
+        typer.Option(
+            help="Guess what nodes without hints will ask for: off, on, or auto, while it pays. Default: off."
+        ),
     ],
     "history": Annotated[
         str | None,
@@ -201,6 +206,7 @@ async def _serve(store: ExpertStore, settings: ServeSettings, *, stop_at_eof: bo
         await daemon.wait()
     finally:
         await asyncio.shield(daemon.shutdown())
+    _log.info("stopped")
 
 
 def _at_end_of_input(stop: Callable[[], None]) -> None:
@@ -224,16 +230,23 @@ def _greeting(store: ExpertStore, running: Running) -> str:
     share = running.slots / experts
     lines = [
         (
-            f"store {store.path.name} · {manifest.model_type or 'synthetic'} · {len(geometry.layers)} layers, "
-            f"{experts} experts, {manifest.expert_format} · {whole} of experts"
+            f"store {store.path.name} · {manifest.model_type or 'synthetic'} · "
+            f"{format_count(len(geometry.layers), 'layer')}, "
+            f"{format_count(experts, 'expert')}, {manifest.expert_format} · {whole} of experts"
         ),
         (
-            f"arena {format_bytes(running.arena_bytes)} ({share:.0%}), {running.slots} slots · "
-            f"{format_bytes(running.ram_bytes)} for the whole daemon · "
+            f"arena {format_bytes(running.arena_bytes)} ({format_share(share)}), "
+            f"{format_count(running.slots, 'slot')} · at most {format_bytes(running.ram_bytes)} for the whole daemon · "
             f"drive {'direct' if running.direct else 'buffered'}"
         ),
         *running.drives,
+        *([_too_few(running.slots, geometry.top_k)] if running.slots < geometry.top_k else []),
         *([f"for this host {running.local}"] if running.local is not None else []),
+        *([f"page {running.http_url}"] if running.http_url else []),
         f"listening on {running.address}" + (f" · {running.http_url}/metrics" if running.http_url else ""),
     ]
     return "\n".join(lines)
+
+
+def _too_few(slots: int, top_k: int) -> str:
+    return f"! {slots} slots are fewer than the {top_k} experts of a token in a layer: it reads them in turns, slowly"

@@ -7,13 +7,13 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tierd.addresses import Address
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.commands.daemon_name import daemon_address
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_share
+from tierd.terminal import show, wide_console
 
 __all__ = ["register"]
 
@@ -40,14 +40,14 @@ def stats(
 
 
 def _show(answer: dict[str, Any], address: Address) -> None:
-    console = Console(highlight=False)
+    console = wide_console()
     asked, arena = answer["requests"], answer["arena"]
     table = Table.grid(padding=(0, 2))
     share = asked["hits"] / asked["requests"] if asked["requests"] else 0.0
     table.add_row("daemon", f"{address} · up {answer['uptime_seconds']:.0f} s")
     table.add_row(
         "experts",
-        f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({share:.0%}), "
+        f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({format_share(share)}), "
         f"{asked['unasked']:,} of them without a message · {asked['misses']:,} read · "
         f"{asked['joined']:,} joined · {asked['cancelled']:,} cancelled · {asked['failed']:,} failed · "
         f"{asked['pending']:,} pending",
@@ -59,14 +59,13 @@ def _show(answer: dict[str, Any], address: Address) -> None:
         f"{arena['evictions']:,} evictions",
     )
     left = f" · {format_bytes(arena['excess_bytes'])} still to be given back" if arena["excess_bytes"] else ""
-    table.add_row("memory", f"{format_bytes(arena['ram_bytes'])} for the daemon{left}")
+    table.add_row("memory", f"the daemon may have {format_bytes(arena['ram_bytes'])}{left}")
     history = answer["history"]
     if history["path"] or history["pinned"]:
-        table.add_row(
-            "warm start",
-            f"{history['warm_read']:,} of {history['warm_wanted']:,} experts read, {history['warm_left']:,} to go · "
-            f"{history['pinned']:,} pinned · {history['path'] or 'no history'}",
-        )
+        # Pinned experts are read as well, though no history wanted them.
+        wanted = max(history["warm_wanted"], history["warm_read"] + history["warm_left"])
+        read = f"{history['warm_read']:,} of {wanted:,} experts read · " if wanted else ""
+        table.add_row("warm start", f"{read}{history['pinned']:,} pinned · {history['path'] or 'no history'}")
     for drive in answer["drives"]:
         table.add_row(
             f"drive {drive['name']}",
@@ -79,4 +78,4 @@ def _show(answer: dict[str, Any], address: Address) -> None:
             f"{node['name']} · {node['requests']:,} experts asked · {node['grants']:,} granted"
             + ("" if node["attached"] else " · not attached"),
         )
-    console.print(table)
+    show(console, table)

@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +15,8 @@ from rich.text import Text
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.commands.daemon_name import daemon_address
 from tierd.errors import DaemonUnavailable
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_share
+from tierd.terminal import show, wide_console
 
 __all__ = ["register", "view"]
 
@@ -41,7 +42,7 @@ def top(
     def look() -> tuple[float, dict[str, Any]]:
         return time.monotonic(), stats_object(asyncio.run(fetch_stats(address)))
 
-    console = Console(highlight=False)
+    console = wide_console()
     before = look()
     done = 0
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -58,7 +59,7 @@ def top(
             if console.is_terminal:
                 live.update(shown, refresh=True)
             else:
-                console.print(shown)
+                show(console, shown)
             before = now
             done += 1
 
@@ -84,7 +85,7 @@ def view(address: str, before: dict[str, Any], now: dict[str, Any], seconds: flo
         return max(0.0, float(b) - float(a))
 
     wanted = rise("requests", "requests")
-    share = f"{rise('requests', 'hits') / wanted:.0%} in RAM" if wanted else "nobody asks"
+    share = f"{format_share(rise('requests', 'hits') / wanted)} in RAM" if wanted else "nobody asks"
     waited = rise("requests", "miss_wait_seconds") + rise("requests", "joined_wait_seconds")
     lines = Table.grid(padding=(0, 2))
     lines.add_row("daemon", f"{address} · up {now['uptime_seconds']:,.0f} s")

@@ -17,7 +17,7 @@ from tierd.doctor.check import Check, Status
 from tierd.errors import ArenaError, UsageError
 from tierd.service.budget import AUTO, DaemonFacts, choose_ram, plan_budget
 from tierd.service.memory_limits import GroupLimit, HostMemory, group_limits, host_memory
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_share
 from tierd.state import state_directory
 from tierd.store.store import ExpertStore
 
@@ -90,7 +90,7 @@ def check_memory(store: ExpertStore, room: MemoryRoom) -> Check:
     if room.lacking:
         remedy = "Free memory, or run on a host or in a container with more."
         return Check("memory", Status.PROBLEM, f"{room.lacking}; {sums}", remedy)
-    share = f"{room.for_experts / whole:.0%} of the model's"
+    share = f"{format_share(room.for_experts / whole)} of the model's"
     return Check("memory", Status.OK, f"experts can have {format_bytes(room.for_experts)}, {share}; {sums}")
 
 

@@ -13,7 +13,7 @@ from tierd.devices.transfers import Transfer, system_transfer
 from tierd.doctor.check import Check, Status
 from tierd.errors import DriveError, StoreDamaged
 from tierd.mirror.directory import original
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_count
 from tierd.store.checksums import xxh3
 from tierd.store.pieces import Piece, shard_pieces
 from tierd.store.reading import aligned_buffer
@@ -34,8 +34,9 @@ def describe(store: ExpertStore) -> Check:
     return Check(
         "store",
         Status.OK,
-        f"{manifest.model_type or 'synthetic'}, {store.geometry.experts_total} experts in {len(manifest.shards)} "
-        f"shards, {format_bytes(manifest.total_bytes)}, fingerprint {store.fingerprint[:12]}…",
+        f"{manifest.model_type or 'synthetic'}, {store.geometry.experts_total} experts in "
+        f"{format_count(len(manifest.shards), 'shard')}, {format_bytes(manifest.total_bytes)}, "
+        f"fingerprint {store.fingerprint[:12]}…",
     )
 
 
@@ -57,7 +58,7 @@ def check_files(store: ExpertStore) -> list[Check]:
     checks = [Check("files", Status.PROBLEM, message, _RESTORE) for message in wrong]
     if not wrong:
         count = len(store.manifest.shards) + len(store.manifest.dense_shards)
-        checks.append(Check("files", Status.OK, f"{count} shards with the right length and header"))
+        checks.append(Check("files", Status.OK, f"{format_count(count, 'shard')} with the right length and header"))
     left = sorted(path.name for path in store.path.glob(f"*{PARTIAL_SUFFIX}"))
     if left:
         checks.append(
@@ -163,7 +164,8 @@ def check_samples(samples: Samples) -> list[Check]:
             Check(
                 "reads",
                 Status.OK,
-                f"{samples.read} records of {samples.shards} shards read and right ({format_bytes(samples.nbytes)})",
+                f"{samples.read} records of {format_count(samples.shards, 'shard')} read and right "
+                f"({format_bytes(samples.nbytes)})",
             )
         )
     readable = samples.shards - len(samples.errors)
