@@ -97,10 +97,10 @@ def test_a_run_is_read_per_step(tmp_path):
         ({"arena_slots": None}, "without a daemon"),
         ({"arena_slots": 0}, "without a daemon"),
         ({"token_ids": [1, 2]}, "fewer than"),
-        ({"token_ids": 7}, "not the JSON"),
+        ({"token_ids": 7}, "not what a run of compute-node printed"),
         ({"decode": {"seconds": 1.0, "wait_seconds": 2.0}}, "fewer than"),
-        ({"decode": {"seconds": "x", "wait_seconds": 2.0}}, "not the JSON"),
-        ({"decode": 3}, "not the JSON"),
+        ({"decode": {"seconds": "x", "wait_seconds": 2.0}}, "not what a run of compute-node printed"),
+        ({"decode": 3}, "not what a run of compute-node printed"),
     ],
 )
 def test_what_is_no_run_of_this_store_is_refused(tmp_path, change, why):
