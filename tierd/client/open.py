@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypedDict
 
 from tierd.addresses import Address, default_socket, parse_target
 from tierd.client.arena_source import ArenaSource
@@ -59,6 +60,7 @@ def open_source(
     say = tell if tell is not None else _say
     far = far or FarOptions()
     far.check()
+    node = _Node(name=name, numerics=numerics, kernel_path=kernel_path, patience=patience, messages=messages, tell=say)
     directory = Path(store)
     if directory.is_dir():
         if far.experts in ("bytes", "worker"):
@@ -69,17 +71,7 @@ def open_source(
             return InProcess(
                 opened, budget=None if arena is None else parse_share(arena, whole=whole, option="--arena")
             )
-        return _open_directory(
-            directory,
-            opened,
-            arena=arena,
-            name=name,
-            numerics=numerics,
-            kernel_path=kernel_path,
-            patience=patience,
-            messages=messages,
-            tell=say,
-        )
+        return _open_directory(directory, opened, arena, node)
     if not store.startswith("@") and ":" not in store:
         raise UsageError(
             f"STORE: {store} is no directory", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon."
@@ -90,18 +82,7 @@ def open_source(
     loop = LoopThread.shared()
     if _near(address, far):
         try:
-            return _open_arena(
-                address,
-                far,
-                arena=arena,
-                name=name,
-                numerics=numerics,
-                kernel_path=kernel_path,
-                patience=patience,
-                messages=messages,
-                loop=loop,
-                tell=say,
-            )
+            return _open_arena(address, far, arena, node, loop)
         except _OutOfReach as error:
             if address.path is not None or far.experts == "arena":
                 raise error.why from error
@@ -120,51 +101,35 @@ def open_source(
     )
 
 
-def _open_directory(
-    directory: Path,
-    store: ExpertStore,
-    *,
-    arena: str | None,
-    name: str,
-    numerics: str,
-    kernel_path: str,
-    patience: float,
-    messages: bool,
-    tell: Callable[[str], None],
-) -> ArenaSource:
+class _Node(TypedDict):
+    """What sources are told of the node; see `open_source`."""
+
+    name: str
+    numerics: str
+    kernel_path: str
+    patience: float
+    messages: bool
+    tell: Callable[[str], None]
+
+
+def _open_directory(directory: Path, store: ExpertStore, arena: str | None, node: _Node) -> ArenaSource:
     """From the daemon that serves the directory already, unless an arena is asked for; else from one of our own."""
     address = default_socket(directory)
     if address.path is not None and address.path.exists():
         if arena is None:
             # Another store of that name, a daemon of somebody else, a socket that was left behind: not this one.
             with contextlib.suppress(TierdError):
-                source = ArenaSource(
-                    address,
-                    store,
-                    name=name,
-                    numerics=numerics,
-                    kernel_path=kernel_path,
-                    patience=patience,
-                    messages=messages,
-                    tell=tell,
+                source = ArenaSource(address, store, **node)
+                node["tell"](
+                    f"tierd at {address} serves this store: its memory is used (--arena starts another daemon)"
                 )
-                tell(f"tierd at {address} serves this store: its memory is used (--arena starts another daemon)")
                 return source
         else:
-            tell(f"--arena starts a daemon of its own, beside tierd at {address}")
+            node["tell"](f"--arena starts a daemon of its own, beside tierd at {address}")
     options = ["--http", "off", "--log-level", "warning"]
     daemon = PrivateDaemon(directory, *options, *([] if arena is None else ["--arena", arena]))
     try:
-        return _OwnDaemonSource(
-            daemon,
-            store,
-            name=name,
-            numerics=numerics,
-            kernel_path=kernel_path,
-            patience=patience,
-            messages=messages,
-            tell=tell,
-        )
+        return _OwnDaemonSource(daemon, store, node)
     except BaseException:
         daemon.stop()
         raise
@@ -186,37 +151,14 @@ class _OutOfReach(Exception):
         self.why = why
 
 
-def _open_arena(
-    address: Address,
-    far: FarOptions,
-    *,
-    arena: str | None,
-    name: str,
-    numerics: str,
-    kernel_path: str,
-    patience: float,
-    messages: bool,
-    loop: LoopThread,
-    tell: Callable[[str], None],
-) -> ArenaSource:
+def _open_arena(address: Address, far: FarOptions, arena: str | None, node: _Node, loop: LoopThread) -> ArenaSource:
     store = RemoteStore(address, loop, far.access)
     if arena is not None:
         raise UsageError(
             f"--arena goes with a store's directory, or with --experts bytes; the daemon at {address} has its own"
         )
     try:
-        return ArenaSource(
-            address,
-            store,
-            name=name,
-            numerics=numerics,
-            kernel_path=kernel_path,
-            patience=patience,
-            messages=messages,
-            access=far.access,
-            loop=loop,
-            tell=tell,
-        )
+        return ArenaSource(address, store, access=far.access, loop=loop, **node)
     except (ArenaError, DaemonUnavailable) as error:
         raise _OutOfReach(error) from error
 
@@ -224,29 +166,8 @@ def _open_arena(
 class _OwnDaemonSource(ArenaSource):
     """Experts from a daemon that ends with the source."""
 
-    def __init__(
-        self,
-        daemon: PrivateDaemon,
-        store: ExpertStore,
-        *,
-        name: str,
-        numerics: str,
-        kernel_path: str,
-        patience: float,
-        messages: bool,
-        tell: Callable[[str], None],
-    ) -> None:
-        super().__init__(
-            daemon.address,
-            store,
-            name=name,
-            numerics=numerics,
-            kernel_path=kernel_path,
-            patience=patience,
-            messages=messages,
-            tell=tell,
-            gone=daemon.gone,
-        )
+    def __init__(self, daemon: PrivateDaemon, store: ExpertStore, node: _Node) -> None:
+        super().__init__(daemon.address, store, gone=daemon.gone, **node)
         self.daemon = daemon
 
     def close(self) -> None:
