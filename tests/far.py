@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import closing
 
+import pytest
 import trustme
 from daemons import PROMPT, START_SECONDS, STOP_SECONDS, eventually
 
@@ -25,6 +26,18 @@ from tierd.client.in_process import InProcess
 from tierd.client.open import FarOptions, open_source
 from tierd.listening import Protection
 from tierd.store.store import ExpertStore
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    """What a node fetches of a store is nobody else's: on for all tests of a file that imports it."""
+    monkeypatch.setattr("tierd.client.far.cache_directory", lambda: tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def daemon(serve_module, embedded_store):
+    """A daemon that a file's tests share, on a port of this host."""
+    return serve_module(embedded_store, "--arena", "25%", listen="127.0.0.1:0")
 
 
 def open_far(name, *, numerics="exact", arena=None, patience=20.0, told=None, **far):

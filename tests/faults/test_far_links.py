@@ -11,23 +11,15 @@ from contextlib import closing
 import numpy as np
 import pytest
 from daemons import eventually
-from far import WorkerProcess, far_model, open_far, tokens, worker_here
+from far import WorkerProcess, daemon, far_model, open_far, own_cache, tokens, worker_here
 
 from compute_node.bench.delay_proxy import DelayProxy
 from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable, SessionRefused, TierdError
 
+__all__ = ["daemon", "own_cache"]
+
 COUNT = 8
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("tierd.client.far.cache_directory", lambda: tmp_path / "cache")
-
-
-@pytest.fixture(scope="module")
-def daemon(serve_module, embedded_store):
-    return serve_module(embedded_store, "--arena", "25%", listen="127.0.0.1:0")
 
 
 @pytest.fixture

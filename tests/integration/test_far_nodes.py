@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 from daemons import PROMPT, eventually
-from far import far_model, open_far, tokens, worker_here
+from far import daemon, far_model, open_far, own_cache, tokens, worker_here
 
 from compute_node.engine.kernel_path import kernel_path
 from tierd.client.arena_source import ArenaSource
@@ -21,17 +21,9 @@ from tierd.client.store_cache import StoreCache
 from tierd.client.worker_source import WorkerSource
 from tierd.errors import ChecksumMismatch, DaemonUnavailable, SessionRefused, UsageError
 
+__all__ = ["daemon", "own_cache"]
+
 HIDDEN = 'mount -t tmpfs none "$1" && test -z "$(ls -A "$1")" && shift && exec "$@"'
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("tierd.client.far.cache_directory", lambda: tmp_path / "cache")
-
-
-@pytest.fixture(scope="module")
-def daemon(serve_module, embedded_store):
-    return serve_module(embedded_store, "--arena", "25%", listen="127.0.0.1:0")
 
 
 @pytest.mark.parametrize("numerics", ["exact", "fast"])

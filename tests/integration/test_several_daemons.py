@@ -5,22 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from daemons import eventually
-from far import Certificates, open_far, token_file, worker_here
+from far import Certificates, daemon, open_far, own_cache, token_file, worker_here
 
 from tierd.access import Access
 from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable, UsageError
 from tierd.store.store import ExpertStore
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("tierd.client.far.cache_directory", lambda: tmp_path / "cache")
-
-
-@pytest.fixture(scope="module")
-def daemon(serve_module, embedded_store):
-    return serve_module(embedded_store, "--arena", "25%", listen="127.0.0.1:0")
+__all__ = ["daemon", "own_cache"]
 
 
 def ask(source, layer, experts):
