@@ -14,9 +14,13 @@ from rich.console import Console
 from compute_node.bench.recorded_walk import RecordedWalk
 from compute_node.commands import options
 from compute_node.commands.opening import open_store
+from tierd.option_tables import Given, with_options
 from tierd.policy.trace import load_trace
 
 __all__ = ["register", "trace"]
+
+
+_OPTIONS = options.RUN | {name: options.MODEL[name] for name in ("messages", "prefetch", "profile")}
 
 
 def register(group: typer.Typer) -> None:
@@ -24,35 +28,19 @@ def register(group: typer.Typer) -> None:
     group.command("trace")(trace)
 
 
+@with_options(given=_OPTIONS)
 def trace(
     store: options.Store,
     recorded: Annotated[Path, typer.Argument(help="A run recorded with --trace.", show_default=False)],
     *,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens decoded in one run.")] = 64,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs that count; one more goes before.")] = 5,
-    numerics: options.Numerics = None,
-    threads: options.Threads = None,
-    context: options.Context = None,
-    in_process: options.InProcessFlag = None,
-    arena: options.Arena = None,
-    messages: options.Messages = None,
-    prefetch: options.Prefetch = None,
-    profile: options.Profile = None,
+    given: Given,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Decode the tokens of a recorded run again: the same work for every setting, whatever it would have generated."""
-    settings = options.load_settings(
-        config,
-        numerics=numerics,
-        threads=threads,
-        context=context,
-        in_process=in_process,
-        arena=arena,
-        messages=messages,
-        prefetch=prefetch,
-        profile=profile,
-    )
+    settings = options.load_settings(config, given)
     found = load_trace(recorded)
     console = Console(stderr=True, highlight=False)
     with open_store(store, settings, name="bench", console=console) as opened:

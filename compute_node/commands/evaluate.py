@@ -17,6 +17,7 @@ from compute_node.commands.opening import Opened, open_store
 from compute_node.engine.likelihood import continuation_likelihood, text_likelihood
 from compute_node.text.tokenizer import Tokenizer
 from tierd.errors import UsageError
+from tierd.option_tables import Given, with_options
 
 __all__ = ["evaluate", "register"]
 
@@ -36,19 +37,16 @@ def register(app: typer.Typer) -> None:
     app.command("eval")(evaluate)
 
 
+@with_options(given=options.RUN)
 def evaluate(
     file: Annotated[Path, typer.Argument(help="UTF-8 text; or JSON lines with --choices.")],
     store: options.Store,
+    *,
     config: options.Config = None,
-    numerics: options.Numerics = None,
-    threads: options.Threads = None,
-    context: options.Context = None,
-    in_process: options.InProcessFlag = None,
-    arena: options.Arena = None,
+    given: Given,
     overlap: Annotated[
         int | None, typer.Option("--overlap", help="Tokens that a window repeats of the last. Default: half of it.")
     ] = None,
-    *,
     choices: Annotated[
         bool,
         typer.Option("--choices", help='Lines {"context": TEXT, "choices": [TEXT, ...], "answer": NUMBER}.'),
@@ -56,9 +54,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Judge a store and its numerics: how well does the model predict a text?"""
-    settings = options.load_settings(
-        config, numerics=numerics, threads=threads, context=context, in_process=in_process, arena=arena
-    )
+    settings = options.load_settings(config, given)
     text = _read(file)
     questions = _questions(file, text) if choices else []
     console = Console(stderr=True, highlight=False)

@@ -18,6 +18,7 @@ from compute_node.engine.model import Model
 from compute_node.prediction.fitting import fit_guesses
 from compute_node.prediction.table_file import PREDICTOR, TableFile
 from tierd.errors import TierdError, UsageError
+from tierd.option_tables import Given, with_options
 from tierd.policy.trace import load_trace
 from tierd.state import state_directory
 
@@ -33,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command("fit-predictor")(fit_predictor)
 
 
+@with_options(given=options.RUN)
 def fit_predictor(
     store: options.Store,
     traces: Annotated[list[Path], typer.Argument(help="Runs recorded with --trace.", show_default=False)],
@@ -43,11 +45,7 @@ def fit_predictor(
     tokens: Annotated[
         int, typer.Option("--tokens", min=64, max=_MOST_TOKENS, help="Most tokens to learn from.")
     ] = 8192,
-    numerics: options.Numerics = None,
-    threads: options.Threads = None,
-    context: options.Context = None,
-    in_process: options.InProcessFlag = None,
-    arena: options.Arena = None,
+    given: Given,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
@@ -56,9 +54,7 @@ def fit_predictor(
     One text in four is held out, and says whether the fit foresees more than learning online does. If so, it is saved
     in the user's state directory, and every later run with --prefetch begins from it.
     """
-    settings = options.load_settings(
-        config, numerics=numerics, threads=threads, context=context, in_process=in_process, arena=arena
-    )
+    settings = options.load_settings(config, given)
     console = Console(stderr=True, highlight=False)
     with open_store(store, settings, name="fit-predictor", console=console) as opened:
         if not isinstance(opened.model, Model):

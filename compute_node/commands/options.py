@@ -21,16 +21,12 @@ from tierd.sizes import parse_share
 
 __all__ = [
     "MODEL",
+    "RUN",
     "SAMPLING",
     "Arena",
     "Config",
-    "Context",
     "InProcessFlag",
-    "KVCacheBudget",
-    "Messages",
     "Numerics",
-    "Prefetch",
-    "Profile",
     "Seed",
     "Store",
     "Threads",
@@ -46,31 +42,10 @@ Numerics = Annotated[
     str | None, typer.Option("--numerics", help="exact (default), or fast: activations as bytes where weights are.")
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
-Context = Annotated[
-    int | None, typer.Option("--context", help="Most tokens of a conversation. Default: the model's own, at most 4096.")
-]
-KVCacheBudget = Annotated[
-    str | None, typer.Option("--kv-cache", help="RAM for the KV cache: 2GiB, or 10% of RAM. Default: at most 25%.")
-]
 InProcessFlag = Annotated[
     bool | None, typer.Option("--in-process/--no-in-process", help="Read the store without a daemon.")
 ]
 Arena = Annotated[str | None, typer.Option("--arena", help="RAM for experts: 8GiB, or 25% of the model's experts.")]
-Messages = Annotated[
-    bool | None,
-    typer.Option("--messages/--no-messages", help="Ask the daemon for experts that are in RAM, too. Default: no."),
-]
-Prefetch = Annotated[
-    str | None,
-    typer.Option(
-        "--prefetch",
-        help="Hints to the daemon: on, off, auto (as far as they help), or tokens: it guesses itself. Default: off.",
-    ),
-]
-Profile = Annotated[
-    str | None,
-    typer.Option("--profile", help="auto (default) uses what `tierd tune` found, where nothing else is said; or off."),
-]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same draws.")]
 
 SAMPLING: Final[OptionTable] = {
@@ -110,18 +85,41 @@ MODEL: Final[OptionTable] = {
         str | None, typer.Option("--vram", help="Memory of that device for experts: 8GiB. Default: none.")
     ],
     "threads": Threads,
-    "context": Context,
-    "kv_cache": KVCacheBudget,
+    "context": Annotated[
+        int | None,
+        typer.Option("--context", help="Most tokens of a conversation. Default: the model's own, at most 4096."),
+    ],
+    "kv_cache": Annotated[
+        str | None, typer.Option("--kv-cache", help="RAM for the KV cache: 2GiB, or 10% of RAM. Default: at most 25%.")
+    ],
     "in_process": InProcessFlag,
     "arena": Arena,
     "patience": Annotated[
         float | None, typer.Option("--patience", help="Seconds to wait for a daemon that went away. Default: 60.")
     ],
-    "messages": Messages,
-    "prefetch": Prefetch,
-    "profile": Profile,
+    "messages": Annotated[
+        bool | None,
+        typer.Option("--messages/--no-messages", help="Ask the daemon for experts that are in RAM, too. Default: no."),
+    ],
+    "prefetch": Annotated[
+        str | None,
+        typer.Option(
+            "--prefetch",
+            help="Hints to the daemon: on, off, auto (as far as they help), or tokens: it guesses itself. "
+            "Default: off.",
+        ),
+    ],
+    "profile": Annotated[
+        str | None,
+        typer.Option(
+            "--profile", help="auto (default) uses what `tierd tune` found, where nothing else is said; or off."
+        ),
+    ],
 }
 """How the model is run, and where its experts are."""
+
+RUN: Final[OptionTable] = {name: MODEL[name] for name in ("numerics", "threads", "context", "in_process", "arena")}
+"""The part of it that matters where nothing is written for people."""
 
 
 def load_settings(config: Path | None, *given: Given, **flags: Any) -> NodeSettings:

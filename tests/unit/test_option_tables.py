@@ -57,6 +57,7 @@ def test_what_is_not_given_is_none() -> None:
     [
         (options.SAMPLING, NodeSettings),
         (options.MODEL, NodeSettings),
+        (options.RUN, NodeSettings),
         (far_options.FAR, NodeSettings),
         (serve.ENGINE, NodeSettings),
         (serve.API, ApiSettings),
