@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -12,11 +11,11 @@ from typing import Final
 import numpy as np
 
 from tierd.errors import DriveError
+from tierd.store.reading import huge_page_buffer
 from tierd.store.store import ExpertStore
 
 __all__ = ["DriveProbe"]
 
-_HUGE: Final = 2 << 20
 _READERS: Final = 4
 
 
@@ -36,14 +35,7 @@ class DriveProbe:
         self._places = [store.location(*geometry.locate(flat)) for flat in range(geometry.experts_total)]
         self._generator = np.random.Generator(np.random.Philox(seed))
         self._files: dict[Path, int] = {}
-        size = -(-geometry.slot_bytes // _HUGE) * _HUGE
-        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages
-        self._buffers = [mmap.mmap(-1, size + _HUGE, flags=kind) for _ in range(_READERS)]
-        for buffer in self._buffers:
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                buffer.madvise(mmap.MADV_HUGEPAGE)
-            view = np.frombuffer(buffer, np.uint8)
-            view[::4096] = 0
+        self._buffers = [huge_page_buffer(geometry.slot_bytes).data for _ in range(_READERS)]
         for path in {place.path for place in self._places}:
             try:
                 self._files[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
@@ -61,9 +53,7 @@ class DriveProbe:
         lock, total, failed = threading.Lock(), [0], list[OSError]()
         deadline = time.perf_counter() + seconds
 
-        def read(buffer: mmap.mmap) -> None:
-            view = memoryview(buffer)
-            start = -np.frombuffer(buffer, np.uint8).ctypes.data % _HUGE
+        def read(buffer: memoryview) -> None:
             while time.perf_counter() < deadline:
                 with lock:
                     flat = next(order, None)
@@ -71,7 +61,7 @@ class DriveProbe:
                     return
                 place = self._places[flat]
                 try:
-                    got = os.preadv(self._files[place.path], [view[start : start + place.nbytes]], place.offset)
+                    got = os.preadv(self._files[place.path], [buffer[: place.nbytes]], place.offset)
                 except OSError as error:
                     failed.append(error)
                     return

@@ -9,11 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.bench.plain_read import huge_array, plain_read
+from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet, alternating
 from compute_node.engine.executor import Executor
 from compute_node.kernels import Batch, Matrix, QuantisedRows, Segment, matmul, quantise_rows, quantises
 from compute_node.kernels.matrix import data_dtype, data_shape, scales_dtype, scales_shape
+from tierd.store.reading import huge_page_buffer
 
 __all__ = ["CASES", "KernelSpeed", "measure_kernels"]
 
@@ -84,7 +85,7 @@ def measure_kernels(
     Returns:
         The speeds, and what `Quiet` saw.
     """
-    source = huge_array(read_bytes)
+    source = huge_page_buffer(read_bytes)
     source.view(np.int64)[:] = 1
     read, sums = plain_read(source)
     found = []
@@ -125,7 +126,7 @@ def _product(weight_format: str, numerics: str, nbytes: int, cols: int) -> tuple
 
 
 def _filled(shape: tuple[int, ...], kind: np.dtype[Any], block: NDArray[np.uint8]) -> NDArray[Any]:
-    whole = huge_array(int(np.prod(shape)) * kind.itemsize)
+    whole = huge_page_buffer(int(np.prod(shape)) * kind.itemsize)
     for start in range(0, whole.nbytes, block.nbytes):
         part = whole[start : start + block.nbytes]
         part[...] = block[: len(part)]

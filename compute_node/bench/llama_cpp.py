@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from compute_node.bench.gguf_file import write_gguf
-from compute_node.bench.plain_read import huge_array, plain_read
+from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet, alternating
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.step_speed import resident
@@ -22,6 +22,7 @@ from compute_node.engine.executor import Executor
 from compute_node.engine.model import Model, ModelOptions
 from tierd.errors import TierdError, UsageError
 from tierd.extras import install_hint
+from tierd.store.reading import huge_page_buffer
 
 __all__ = ["LlamaCpp", "measure_llama_cpp"]
 
@@ -102,7 +103,7 @@ def measure_llama_cpp(
         options = ModelOptions(numerics="fast", context=context, rows=rows, threads=count)
         model = stack.enter_context(Model(resident(random, tell), options))
         ids = np.random.Generator(np.random.Philox(5)).integers(0, 256, prompt).tolist()
-        buffer = huge_array(1 << 30)
+        buffer = huge_page_buffer(1 << 30)
         buffer.view(np.int64)[:] = 1
         read, _ = plain_read(buffer)
         reader = stack.enter_context(Executor(count))

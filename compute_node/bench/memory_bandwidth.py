@@ -15,6 +15,7 @@ from compute_node.engine.executor import Executor
 from tierd.errors import DriveError
 from tierd.state import state_directory
 from tierd.store.checksums import sha256
+from tierd.store.reading import huge_page_buffer
 from tierd.store.writing import write_atomic
 
 __all__ = ["machine_key", "measure_bandwidth", "memory_bandwidth", "remeasured_bandwidth", "spare_memory"]
@@ -37,9 +38,9 @@ def measure_bandwidth(threads: int, nbytes: int, seconds: float = _SECONDS) -> f
         seconds: for all passes; there are two at least.
     """
     # The kernel is compiled at the first use on a machine, which starting a node must not pay for.
-    from compute_node.bench.plain_read import huge_array, plain_read  # noqa: PLC0415
+    from compute_node.bench.plain_read import plain_read  # noqa: PLC0415
 
-    data = huge_array(nbytes)
+    data = huge_page_buffer(nbytes)
     segment, _ = plain_read(data)
     best = float("inf")
     with Executor(threads) as executor:

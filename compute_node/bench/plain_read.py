@@ -6,7 +6,6 @@ A sum of 64-byte vectors over a large buffer, by the executor's threads and on t
 # ruff: noqa: ARG001 - an intrinsic is typed by its arguments and uses them in the code it generates
 from __future__ import annotations
 
-import mmap
 from typing import Any, Final
 
 import numpy as np
@@ -20,23 +19,10 @@ from compute_node.kernels import Op, Segment, lanes
 from compute_node.kernels.lanes import I8, I32, I64, i64_at
 from compute_node.kernels.op import KERNEL, address_of, record
 
-__all__ = ["huge_array", "plain_read"]
+__all__ = ["plain_read"]
 
 _PAGE: Final = 4096
 _STREAMS: Final = 8
-_HUGE: Final = 2 << 20
-
-
-def huge_array(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed bytes that begin at a border of 2 MiB, on huge pages where the system gives them."""
-    memory = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has none
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    skip = -whole.ctypes.data % _HUGE
-    array = whole[skip : skip + nbytes]
-    array.fill(0)
-    return array
 
 
 def _generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from compute_node.bench.forced_routes import force_routes
-from compute_node.bench.plain_read import huge_array, plain_read
+from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.step_speed import resident
@@ -21,6 +21,7 @@ from compute_node.kernels.pages import PAGE
 from tierd.client.source import Phase
 from tierd.errors import UsageError
 from tierd.policy.drawn_routes import RECORDED
+from tierd.store.reading import huge_page_buffer
 
 __all__ = ["StepCost", "measure_costs"]
 
@@ -102,7 +103,7 @@ def measure_costs(
     routes = RECORDED.generate(
         tokens=_ROUTES, layers=len(sizes.layers), experts=sizes.layers[0].experts, top_k=sizes.top_k
     )
-    source, buffer, most = resident(random, tell), huge_array(read_bytes), max(batches)
+    source, buffer, most = resident(random, tell), huge_page_buffer(read_bytes), max(batches)
     buffer.view(np.int64)[:] = 1
     read, _ = plain_read(buffer)
     options = ModelOptions(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compute_node.bench.plain_read import huge_array, plain_read
+from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.timeline import Timeline
@@ -20,6 +20,7 @@ from compute_node.engine.executor import Executor
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.in_process import InProcess
 from tierd.client.source import Phase
+from tierd.store.reading import huge_page_buffer
 
 __all__ = ["StepSpeed", "measure_prefill", "measure_step", "resident"]
 
@@ -92,7 +93,7 @@ def measure_step(
     """
     random = RandomModel(config, experts=experts)
     source = resident(random, tell)
-    buffer = huge_array(read_bytes)
+    buffer = huge_page_buffer(read_bytes)
     buffer.view(np.int64)[:] = 1
     read, _ = plain_read(buffer)
     sides: dict[str, list[float]] = {"fused": [], "ops": [], "read": []}

@@ -10,9 +10,7 @@ in vain is in its bytes, 6 % of the shortest record and less of the others.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import random
 import statistics
@@ -24,11 +22,12 @@ from typing import Annotated
 
 import typer
 
+from tierd.store.reading import huge_page_buffer
+
 RECORDS = (1 << 20 | 4096, (3 << 20) + 36864, (19 << 20) + 12288)
 WIDE = 65536
 FILE_BYTES = 2 << 30
 SLICE_SECONDS = 0.5
-HUGE_PAGE = 2 << 20
 
 
 class Reader:
@@ -37,18 +36,7 @@ class Reader:
     def __init__(self, path: Path, length: int, depth: int) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         self.length, self.depth = length, depth
-        self.mappings = [
-            mmap.mmap(-1, length + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(depth)
-        ]
-        self.buffers = [self._buffer(mapping) for mapping in self.mappings]
-
-    def _buffer(self, mapping: mmap.mmap) -> memoryview:
-        """The mapping from its first huge page on, all of it there."""
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-        start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % HUGE_PAGE
-        buffer = memoryview(mapping)[start : start + self.length]
-        buffer[:] = bytes(self.length)
-        return buffer
+        self.buffers = [huge_page_buffer(length).data for _ in range(depth)]
 
     def rate(self) -> float:
         """Bytes per second over a slice, all threads together."""
@@ -72,9 +60,7 @@ class Reader:
     def close(self) -> None:
         """Give everything back."""
         os.close(self.fd)
-        for buffer, mapping in zip(self.buffers, self.mappings, strict=True):
-            buffer.release()
-            mapping.close()
+        self.buffers.clear()
 
 
 def main(

@@ -10,7 +10,7 @@ import typer
 
 from compute_node.bench.geometries import GEOMETRIES, BenchGeometry, geometry_named
 from compute_node.bench.kernel_speed import CASES
-from compute_node.bench.plain_read import huge_array, plain_read
+from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet, alternating
 from compute_node.bench.random_model import RandomModel, dense_shapes
 from compute_node.commands import bench_speed
@@ -20,6 +20,7 @@ from compute_node.models.registry import family_of
 from tierd.client.in_process import InProcess
 from tierd.client.source import Phase
 from tierd.errors import LimitExceeded, UsageError
+from tierd.store.reading import huge_page_buffer
 
 TINY = geometry_named("olmoe-1b-7b").config | {
     "hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -44,7 +45,7 @@ def run(capsys, *arguments):
 
 
 def test_plain_reading_reads_every_byte():
-    data = huge_array(1 << 20)
+    data = huge_page_buffer(1 << 20)
     data.view(np.int64)[:] = np.arange(1 << 17)
     segment, sums = plain_read(data)
     with Executor(3) as executor:

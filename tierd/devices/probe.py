@@ -7,9 +7,6 @@ drive may deliver a third.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
 import secrets
 import threading
 import time
@@ -25,6 +22,7 @@ from tierd.devices.device import RecordRead
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
 from tierd.devices.transfers import Chain, Transfer, TransferWrapper, system_transfer
 from tierd.errors import DriveError
+from tierd.store.reading import huge_page_buffer
 
 __all__ = ["DEFAULT_DEPTH", "DriveProbe", "probe_drive"]
 
@@ -48,7 +46,6 @@ _MAX_READ_BYTES: Final = 4 << 20
 _MIN_FILE_BYTES: Final = 8 << 20
 """Below this, starting the threads takes longer than the reads."""
 _MAX_SLICE_BYTES: Final = 256 << 20
-_HUGE_PAGE: Final = 2 << 20
 
 _log = structlog.get_logger(__name__)
 
@@ -120,7 +117,8 @@ class _Measurement:
     def run(self, seconds: float) -> dict[int, float]:
         """Bytes per second by depth."""
         found: dict[int, float] = {}
-        buffers = _buffers(_DEPTHS[-1], self._nbytes)
+        memory = huge_page_buffer(_DEPTHS[-1] * self._nbytes).data
+        buffers = [memory[start : start + self._nbytes] for start in range(0, len(memory), self._nbytes)]
         for depth in _DEPTHS:
             self._bytes = 0
             began = time.monotonic()
@@ -153,16 +151,3 @@ class _Measurement:
             xxhash.xxh3_64_intdigest(into)
             with self._lock:
                 self._bytes += self._nbytes
-
-
-def _buffers(count: int, nbytes: int) -> list[memoryview]:
-    """Memory that is there already, side by side from the border of a huge page on."""
-    # Private: a shared mapping has huge pages only where the host is set up for that.
-    memory = mmap.mmap(-1, count * nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_PAGE
-    view = memoryview(memory)[start : start + count * nbytes]
-    pages = view[:: mmap.PAGESIZE]
-    pages[:] = bytes(len(pages))
-    return [view[number * nbytes : (number + 1) * nbytes] for number in range(count)]
