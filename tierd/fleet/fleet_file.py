@@ -7,7 +7,16 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tierd.addresses import Address, parse_address
 from tierd.errors import UsageError
@@ -24,7 +33,26 @@ _MAX_FILE_BYTES: Final = 1 << 20
 _OURS: Final = frozenset({"listen", "http", "worker", "config"})
 """Settings that the fleet itself gives."""
 
+
+def _checked(text: str, what: str) -> str:
+    try:
+        address = parse_address(text, option=what)
+    except UsageError as error:
+        raise ValueError(error.message) from None
+    if address.path is not None:
+        raise ValueError(f"{what} is HOST:PORT, not a Unix socket")
+    return text
+
+
+def _place(text: str, info: ValidationInfo) -> str:
+    return _checked(text, info.field_name or "")
+
+
 Name = Annotated[str, Field(pattern=_NAME)]
+Place = Annotated[str, AfterValidator(_place)]
+"""HOST:PORT."""
+Resources = dict[str, Annotated[float, Field(ge=0.0001, le=1e6)]]
+"""Of Ray, by name."""
 Setting = str | int | float | bool | list[str]
 
 
@@ -45,7 +73,7 @@ class Members(_Table):
 
     name: Name
     store: str
-    on: dict[str, Annotated[float, Field(ge=0.0001, le=1e6)]] = {}
+    on: Resources = {}
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     settings: dict[str, Setting] = {}
 
@@ -82,12 +110,7 @@ class WorkerGroup(Members):
         listen: where nodes connect; `host:0` is any port of the host that Ray has chosen.
     """
 
-    listen: str = "127.0.0.1:0"
-
-    @field_validator("listen")
-    @classmethod
-    def _listen(cls, text: str) -> str:
-        return _checked(text, "listen")
+    listen: Place = "127.0.0.1:0"
 
 
 class NodeGroup(Members):
@@ -98,13 +121,8 @@ class NodeGroup(Members):
         workers: groups of workers that compute for them; without any, experts come from `store` alone.
     """
 
-    http: str = "127.0.0.1:0"
+    http: Place = "127.0.0.1:0"
     workers: tuple[Name, ...] = ()
-
-    @field_validator("http")
-    @classmethod
-    def _http(cls, text: str) -> str:
-        return _checked(text, "http")
 
 
 class Entrance(_Table):
@@ -121,19 +139,14 @@ class Entrance(_Table):
         patience: seconds that a request waits while no node can be reached.
     """
 
-    http: str = "127.0.0.1:8000"
+    http: Place = "127.0.0.1:8000"
     location: Literal["HeadOnly", "EveryNode"] = "HeadOnly"
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
-    on: dict[str, Annotated[float, Field(ge=0.0001, le=1e6)]] = {}
+    on: Resources = {}
     max_requests: Annotated[int, Field(ge=1, le=16384)] = 256
     max_body: str = "8MiB"
     answer_seconds: Annotated[float, Field(ge=0.1, le=86400)] = 3600.0
     patience: Annotated[float, Field(ge=0, le=3600)] = 60.0
-
-    @field_validator("http")
-    @classmethod
-    def _http(cls, text: str) -> str:
-        return _checked(text, "http")
 
     @property
     def address(self) -> Address:
@@ -229,13 +242,3 @@ def read_fleet(path: Path) -> FleetFile:
         first: Any = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
-
-
-def _checked(text: str, what: str) -> str:
-    try:
-        address = parse_address(text, option=what)
-    except UsageError as error:
-        raise ValueError(error.message) from None
-    if address.path is not None:
-        raise ValueError(f"{what} is HOST:PORT, not a Unix socket")
-    return text
