@@ -129,9 +129,11 @@ class BytesSource(NothingAhead):
             self._count(LOCAL, "hit", len(experts) - len(missing))
             if transfer is not None:
                 visit.spend_free_time()
-                until = time.monotonic() + self._deadline + _GRACE_SECONDS
+                until = self._latest()
                 while visit.fresh:
-                    transfer = self._take(visit, transfer, until)
+                    following = self._take(visit, transfer, until)
+                    if following is not transfer:  # a daemon that was away has all of its time again
+                        transfer, until = following, self._latest()
         finally:
             if transfer is not None:
                 self._stream.give_up(transfer)
@@ -146,6 +148,10 @@ class BytesSource(NothingAhead):
         return self._stream.ask(
             visit.layer, experts, nbytes, phase=visit.phase, seconds=self._deadline, repeated=repeated
         )
+
+    def _latest(self) -> float:
+        """When what is asked for now must have come."""
+        return time.monotonic() + self._deadline + _GRACE_SECONDS
 
     def _take(self, visit: Visit, transfer: Transfer, until: float) -> Transfer:
         """Use the next record that comes; returns the transfer that brings the others.
