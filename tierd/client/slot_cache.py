@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from functools import cached_property
 from typing import Final
 
@@ -151,7 +152,7 @@ def _reserve(nbytes: int, *, huge_pages: bool) -> NDArray[np.uint8]:
             f"{format_bytes(nbytes)} of memory for experts are refused: {error.strerror}",
             hint="Give a smaller --arena.",
         ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with suppress(OSError, AttributeError):  # a kernel without huge pages refuses both
         memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     skip = -whole.ctypes.data % _HUGE
