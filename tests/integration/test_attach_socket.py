@@ -94,7 +94,8 @@ async def test_a_token_becomes_shared_memory_in_both_directions(tmp_path):
         assert node.table.load(39) == pack(1, 1)
         assert bytes(node.payload.view(node.slot_address(1) - node.payload.address, 5)) == b"bytes"
         node.block.note_use(39, 4)
-        assert daemon.block.used_at(39, 4)
+        node.block.begin_step(4)
+        assert (daemon.block.take_uses().experts.tolist(), daemon.block.step()) == ([39], 4)
         os.eventfd_write(daemon.event, 3)
         assert os.eventfd_read(node.eventfd) == 3
         assert node.alive()

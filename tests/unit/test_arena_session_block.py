@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tierd.arena.session_block import DECODE, PREFILL, SessionBlock, SessionBlockReader
+from tierd.arena.session_block import DECODE, PREFILL, SessionBlock, SessionBlockReader, session_memory
 from tierd.errors import ArenaError, LimitExceeded
 
 ENTRIES = 11
@@ -35,11 +35,7 @@ def test_the_daemon_reads_what_the_node_notes(reader, block):
     block.expect[4] = 200
     assert reader.step() == 7
     assert reader.uses().tolist() == [[0] * ENTRIES, [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]]
-    assert reader.last_step(10) == 7
-    assert reader.last_steps()[3] == 7
-    assert reader.used_at(3, 7)
-    assert not reader.used_at(3, 8)
-    assert not reader.used_at(0, 0), "an expert never used was not used in step 0 either"
+    assert reader.take_uses().steps.tolist() == [7, 7]
     assert reader.expect()[4] == 200
     assert reader.refused == 0
 
@@ -79,9 +75,9 @@ def test_uses_come_in_the_order_of_their_steps_and_within_a_step_in_that_of_the_
     assert (new.experts.tolist(), new.steps.tolist()) == ([2, 1], [2**32, 2**32 + 1])
 
 
-def test_a_use_that_was_asked_for_is_seen_and_not_counted(reader, block):
+def test_a_use_that_was_asked_for_is_noted_and_not_counted(reader, block):
     block.note_asked(4, 6)
-    assert reader.used_at(4, 6)
+    assert block.last_step[4] == 6
     assert reader.take_uses().experts.size == 0
 
 
@@ -105,10 +101,9 @@ def test_counters_and_steps_wrap(reader, block):
     reader.take_uses()
     block.note_use(0, 2**32 + 5)
     block.note_use(0, 2**32 + 6)
-    experts, _, _, decode = reader.take_uses()
-    assert (experts.tolist(), decode.tolist()) == ([0], [2])
-    assert reader.last_step(0) == 6
-    assert reader.used_at(0, 2**32 + 6)
+    block.begin_step(2**32 + 6)
+    experts, steps, _, decode = reader.take_uses()
+    assert (experts.tolist(), steps.tolist(), decode.tolist()) == ([0], [2**32 + 6], [2])
 
 
 def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
@@ -126,10 +121,10 @@ def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
 
 
 def test_snapshots_do_not_change_under_the_daemon(reader, block):
-    uses, expect, last = reader.uses(), reader.expect(), reader.last_steps()
+    uses, expect = reader.uses(), reader.expect()
     block.note_use(0, 9)
     block.expect[0] = 1
-    assert (uses[DECODE, 0], expect[0], last[0]) == (0, 0, 0)
+    assert (uses[DECODE, 0], expect[0]) == (0, 0)
 
 
 def test_a_node_cannot_change_the_size_of_its_block(reader):
@@ -145,7 +140,7 @@ def test_arrays_do_not_overlap(reader, block):
     block.in_use[:] = 1
     block.begin_step(3)
     assert set(reader.uses().ravel().tolist()) == {0xFFFFFFFF}
-    assert set(reader.last_steps().tolist()) == {0x11111111}
+    assert set(block.last_step.tolist()) == {0x11111111}
     assert set(reader.expect().tolist()) == {0x22}
     assert all(reader.in_use(expert) for expert in range(ENTRIES))
     assert reader.step() == 3
@@ -156,6 +151,14 @@ def test_a_block_for_another_number_of_experts_is_refused(reader):
         SessionBlock.attach(reader.fd, 5000)
     with pytest.raises(ArenaError, match="not a session block"):
         SessionBlock.attach(reader.fd, ENTRIES - 1)
+
+
+def test_what_a_session_takes_is_known_before_it_is_made():
+    assert session_memory(ENTRIES) == 4096 + 16 * ENTRIES
+    for entries in (1, 1000, 50_000):
+        made = SessionBlockReader.create(entries)
+        assert 0 <= session_memory(entries) - 16 * entries - os.fstat(made.fd).st_size < 4096
+        made.close()
 
 
 @pytest.mark.parametrize("entries", [0, (1 << 22) + 1])

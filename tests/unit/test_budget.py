@@ -31,7 +31,8 @@ def test_the_sum_is_the_budget_or_less_and_one_more_expert_would_not_fit(extra):
     assert total <= ram
     assert FACTS.top_k <= budget.slots <= FACTS.experts
     assert budget.slots == FACTS.experts or total + FACTS.slot_bytes > ram
-    assert budget.fixed_bytes + budget.slots * FACTS.slot_bytes == total
+    assert budget.items[:-1] == fixed_items(FACTS)
+    assert budget.items[-1].nbytes == budget.slots * FACTS.slot_bytes
 
 
 def test_a_budget_below_the_minimum_is_refused_with_the_figure_that_is_needed():

@@ -23,7 +23,7 @@ from tierd.errors import ArenaError, LimitExceeded
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DECODE", "PREFILL", "NewUses", "SessionBlock", "SessionBlockReader"]
+__all__ = ["DECODE", "PREFILL", "NewUses", "SessionBlock", "SessionBlockReader", "session_memory"]
 
 _HEADER: Final = struct.Struct("<8s I I")
 _MAGIC: Final = b"TIERDSES"
@@ -77,6 +77,12 @@ def _layout(entries: int) -> _Layout:
     expect = after(last_step, 4 * entries)
     in_use = after(expect, entries)
     return _Layout(_ARRAYS_OFFSET, last_step, expect, in_use, after(in_use, entries))
+
+
+def session_memory(entries: int) -> int:
+    """Bytes that a session of a store with so many experts takes: its block, and the daemon's two notes of counters."""
+    pages = -(-_layout(entries).nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return pages + 2 * _PHASES * 4 * entries
 
 
 def _uses_in(mapping: mmap.mmap, entries: int) -> NDArray[np.uint32]:
@@ -264,19 +270,6 @@ class SessionBlockReader:
             self.refused += int((~sane).sum())
             places, rise = places[sane], rise[sane]
         return places, rise, now
-
-    def last_steps(self) -> NDArray[np.uint32]:
-        """A copy of the low halves of the steps of the last uses, uint32[entries]."""
-        return self._last_step.copy()
-
-    def last_step(self, expert: int) -> int:
-        """The low half of the step of the last use of `expert`."""
-        return int(self._last_step[expert])
-
-    def used_at(self, expert: int, step: int) -> bool:
-        """Whether the node says that it used `expert` in `step`."""
-        # Fresh memory says step 0 of every expert.
-        return int(self._last_step[expert]) == step & 0xFFFFFFFF and (step > 0 or bool(self._uses[:, expert].any()))
 
     def in_use(self, expert: int) -> bool:
         """Whether the node uses `expert` just now, as far as can be seen."""

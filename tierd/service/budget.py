@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tierd.arena.session_block import session_memory
 from tierd.errors import UsageError
 from tierd.service.memory_limits import GroupLimit, HostMemory
 from tierd.sizes import format_bytes, parse_share
@@ -33,8 +34,6 @@ _INTERPRETER_BYTES: Final = 52 << 20
 """Private memory of an idle daemon whose metrics are read, measured as 50 MiB with Python 3.11 and grpcio 1.82."""
 _BYTES_PER_EXPERT: Final = 1024
 """Index, catalogue, table word, slot state, policy and history: about 600 bytes each when all are in use."""
-_BLOCK_BYTES_PER_EXPERT: Final = 13
-"""Two counters, a step and an expectation in a session block."""
 _BYTES_PER_SESSION: Final = 224 << 10
 """gRPC's buffers and what is unsent of a session's answers, measured as 13 MiB for 63 busy sessions."""
 TRANSFERS: Final = 4
@@ -92,11 +91,6 @@ class Budget:
     items: tuple[BudgetItem, ...]
     slots: int
 
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes that do not hold experts."""
-        return sum(item.nbytes for item in self.items[:-1])
-
 
 @dataclass(frozen=True, slots=True)
 class RamChoice:
@@ -108,13 +102,11 @@ class RamChoice:
 
 def fixed_items(facts: DaemonFacts) -> tuple[BudgetItem, ...]:
     """What a daemon needs beside its experts."""
-    pages = -(-facts.experts * _BLOCK_BYTES_PER_EXPERT // 4096) * 4096
+    session = session_memory(facts.experts) + _BYTES_PER_SESSION
     return (
         BudgetItem("interpreter and imports", _INTERPRETER_BYTES),
         BudgetItem(f"index, table and policy of {facts.experts:,} experts", facts.experts * _BYTES_PER_EXPERT),
-        BudgetItem(
-            f"{facts.max_sessions} sessions: blocks and buffers", facts.max_sessions * (pages + _BYTES_PER_SESSION)
-        ),
+        BudgetItem(f"{facts.max_sessions} sessions: blocks and buffers", facts.max_sessions * session),
         BudgetItem(f"{facts.spares} spare slots for second reads", facts.spares * facts.slot_bytes),
         BudgetItem(
             f"{TRANSFERS} records on their way to far nodes", TRANSFERS * (facts.slot_bytes + _BYTES_PER_TRANSFER)
