@@ -95,7 +95,7 @@ def attach(path: Path | str, token: bytes, timeout: float = 5.0) -> Attachment:
         except TimeoutError as error:
             raise DaemonUnavailable(
                 f"the daemon's attach socket {path} did not answer within {timeout:g} s",
-                hint="Look whether the daemon is busy or stopped: `tierd status`.",
+                hint="Look whether the daemon is busy or stopped: `tierd stats`.",
             ) from error
         except OSError as error:
             raise DaemonUnavailable(
