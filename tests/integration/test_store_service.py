@@ -13,9 +13,10 @@ from sessions import RawSession
 from tierd.addresses import Address
 from tierd.api import store_pb2 as pb
 from tierd.api import store_pb2_grpc
+from tierd.client import remote_store
 from tierd.client.loop_thread import LoopThread
 from tierd.client.remote_store import RemoteStore
-from tierd.errors import LimitExceeded
+from tierd.errors import DeadlineExceeded, LimitExceeded
 from tierd.rpc import CHANNEL_OPTIONS, CHUNK_BYTES, read_safely
 from tierd.service.store_service import StoreService
 from tierd.store.checksums import xxh3
@@ -77,6 +78,16 @@ def test_a_real_model_arrives_whole(serve, embedded_store):
     for info in here.manifest.dense[:4]:
         if info.name not in scales:
             assert np.array_equal(remote.read_dense(info.name).data, here.read_dense(info.name).data)
+
+
+def test_a_large_tensor_has_the_time_that_it_takes_over_a_slow_link(daemon, pattern_store, monkeypatch):
+    monkeypatch.setattr(remote_store, "_SECONDS", 0.0)
+    remote = RemoteStore(daemon.address, LoopThread.shared())
+    monkeypatch.setattr(remote_store, "_SLOWEST_LINK", 1e5)
+    assert remote.read_dense("a").data.nbytes == pattern_store.read_dense("a").data.nbytes
+    monkeypatch.setattr(remote_store, "_SLOWEST_LINK", 1e12)
+    with pytest.raises(DeadlineExceeded):
+        remote.read_dense("a")
 
 
 @pytest.mark.parametrize(

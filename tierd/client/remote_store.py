@@ -26,9 +26,12 @@ from tierd.store.store import DenseTensor
 __all__ = ["RemoteStore"]
 
 _PARTS = (pb.ReadFileResponse, pb.ReadIndexResponse, pb.ReadDenseResponse)
-_Begin: TypeAlias = Callable[[store_pb2_grpc.StoreServiceStub], Any]
+_Begin: TypeAlias = Callable[..., Any]
+"""Begins a call at a `StoreServiceStub`, with a timeout and metadata."""
 
 _SECONDS = 120.0
+_SLOWEST_LINK = 1e6
+"""Bytes per second: what takes longer than at this rate, and `_SECONDS` more, is given up."""
 _CONNECT_SECONDS = 10.0
 _DTYPES = {"f32": "<f4", "bf16": "<u2", "i8": "i1", "fp8": "u1", "i64": "<i8", "i32": "<i4", "u8": "u1"}
 
@@ -80,13 +83,13 @@ class RemoteStore:
         file = self._files.get(name)
         if file is None:
             raise LimitExceeded(f"{self._address}: the store has no file {name!r}")
-        return self._checked(file, lambda stub: stub.ReadFile(pb.ReadFileRequest(name=name), **self._terms()))
+        return self._checked(file, lambda stub, **terms: stub.ReadFile(pb.ReadFileRequest(name=name), **terms))
 
     def checksum(self, flat: int) -> int:
         """The xxh3-64 of an expert's record, from the store's index, which the fingerprint covers."""
         if self._checksums is None:
             index = self.manifest.index
-            data = self._checked(index, lambda stub: stub.ReadIndex(pb.ReadIndexRequest(), **self._terms()))
+            data = self._checked(index, lambda stub, **terms: stub.ReadIndex(pb.ReadIndexRequest(), **terms))
             rows = decode_index(data, self.manifest.geometry, f"the index of {self._address}")
             check_index(rows, self.manifest.geometry, self.manifest.shards, f"the index of {self._address}")
             self._checksums = np.ascontiguousarray(rows["xxh3"])
@@ -126,7 +129,7 @@ class RemoteStore:
         aligned = None if self._cache is None else self._cache.read(info.xxh3, info.nbytes)
         if aligned is None or xxh3(aligned) != expected:
             request = pb.ReadDenseRequest(names=[name])
-            data = self._read(name, lambda stub: stub.ReadDense(request, **self._terms()), info.nbytes)
+            data = self._read(name, lambda stub, **terms: stub.ReadDense(request, **terms), info.nbytes)
             if xxh3(data) != expected:
                 raise ChecksumMismatch(f"{name} came damaged from {self._address}", length=info.nbytes)
             whole = np.empty(info.nbytes + 64, np.uint8)
@@ -149,8 +152,8 @@ class RemoteStore:
             self._cache.keep(file.sha256, data)
         return data
 
-    def _terms(self) -> dict[str, Any]:
-        return {"timeout": _SECONDS, "metadata": self._access.metadata(self._address)}
+    def _terms(self, seconds: float) -> dict[str, Any]:
+        return {"timeout": seconds, "metadata": self._access.metadata(self._address)}
 
     def _described(self) -> pb.DescribeResponse:
         what = f"describing {self._address}"
@@ -159,19 +162,19 @@ class RemoteStore:
     async def _describe(self) -> pb.DescribeResponse:
         async with self._access.channel(self._address) as channel:
             stub = store_pb2_grpc.StoreServiceStub(channel)
-            terms = self._terms() | {"timeout": _CONNECT_SECONDS}
             try:
-                return await stub.Describe(pb.DescribeRequest(), **terms)
+                return await stub.Describe(pb.DescribeRequest(), **self._terms(_CONNECT_SECONDS))
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, str(self._address)) from error
 
     def _read(self, name: str, begin: _Begin, nbytes: int) -> bytes:
-        what = f"reading {name} from {self._address}"
-        return self._loop.run(self._reading(name, begin, nbytes), seconds=_SECONDS, what=what)
+        what, seconds = f"reading {name} from {self._address}", _SECONDS + nbytes / _SLOWEST_LINK
+        return self._loop.run(self._reading(name, begin, nbytes, seconds), seconds=seconds, what=what)
 
-    async def _reading(self, name: str, begin: _Begin, nbytes: int) -> bytes:
+    async def _reading(self, name: str, begin: _Begin, nbytes: int, seconds: float) -> bytes:
         async with self._access.channel(self._address) as channel:
-            return await self._collect(begin(store_pb2_grpc.StoreServiceStub(channel)), name, nbytes)
+            call = begin(store_pb2_grpc.StoreServiceStub(channel), **self._terms(seconds))
+            return await self._collect(call, name, nbytes)
 
     async def _collect(
         self,
