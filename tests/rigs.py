@@ -98,11 +98,11 @@ class Rig:
             catalogue=StoreCatalogue(self.store), memory=self.arena, policy=Lru(), device=self.drives.open(),
             clock=asyncio.get_running_loop(), max_experts_per_acquire=self.slots,
         )  # fmt: skip
-        self.reader = RecordReader(self.broker, self._copy)
+        self.reader = RecordReader(self.broker, self._view)
         return self
 
-    def _copy(self, word, layer, expert):
-        return bytes(self.arena.record(word, self.store.location(layer, expert).nbytes))
+    def _view(self, word, layer, expert):
+        return self.arena.record(word, self.store.location(layer, expert).nbytes)
 
     async def __aexit__(self, *_):
         await self.drives.close()

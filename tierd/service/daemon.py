@@ -220,12 +220,12 @@ class Daemon:
     def _add_services(self) -> None:
         store, arena = self._store, self._arena
 
-        def copy(word: int, layer: int, expert: int) -> bytes:
-            return bytes(arena.record(word, store.location(layer, expert).nbytes))
+        def view(word: int, layer: int, expert: int) -> memoryview:
+            return arena.record(word, store.location(layer, expert).nbytes)
 
         store_service = StoreService(
             store,
-            RecordReader(self._broker, copy),
+            RecordReader(self._broker, view),
             boot_id=self._boot_id.hex(),
             tiers=[RAM_TIER, DRIVE_TIER],
             slots=lambda: arena.slots,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from tierd.broker.broker import Broker
 from tierd.errors import DataLoss, DeadlineExceeded, DriveError, TierdError
 from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Reason, Refused
+from tierd.rpc import CHUNK_BYTES
 
 __all__ = ["RecordReader", "RecordSession"]
+
+View: TypeAlias = Callable[[int, int, int], memoryview]
 
 _FIRST_SESSION_ID = 1 << 40
 """Sessions of this kind are numbered apart from the nodes' own."""
@@ -19,10 +23,10 @@ _FIRST_SESSION_ID = 1 << 40
 class RecordSession:
     """One caller's place at the broker. It holds at most one grant, and only while the bytes are copied."""
 
-    def __init__(self, broker: Broker, session_id: int, copy: Callable[[int, int, int], bytes]) -> None:
+    def __init__(self, broker: Broker, session_id: int, view: View) -> None:
         self.id = session_id
         self._broker = broker
-        self._copy = copy
+        self._view = view
         self._acquires = 0
         self._answer: asyncio.Future[Granted | Refused] | None = None
 
@@ -33,8 +37,10 @@ class RecordSession:
 
     async def read(
         self, layer: int, expert: int, deadline: float, *, phase: Phase = Phase.DECODE, repeated: bool = False
-    ) -> tuple[bytes, Outcome]:
+    ) -> tuple[bytearray, Outcome]:
         """A copy of the record, and how it was come by.
+
+        It is made a chunk at a time: copying a large record at once would keep the loop for milliseconds.
 
         Args:
             layer: model layer number.
@@ -59,23 +65,34 @@ class RecordSession:
         if isinstance(answer, Refused):
             raise _error(answer)
         try:
-            return self._copy(answer.word, layer, expert), answer.outcome
+            nbytes = len(self._view(answer.word, layer, expert))
+            record = bytearray(nbytes)
+            for start in range(0, nbytes, CHUNK_BYTES):
+                end = min(start + CHUNK_BYTES, nbytes)
+                record[start:end] = self._view(answer.word, layer, expert)[start:end]
+                await asyncio.sleep(0)
+            return record, answer.outcome
         finally:
             self._broker.release(self.id, self._acquires)
 
 
 class RecordReader:
-    """Gives each caller a session at the broker for as long as its call lives."""
+    """Gives each caller a session at the broker for as long as its call lives.
 
-    def __init__(self, broker: Broker, copy: Callable[[int, int, int], bytes]) -> None:
+    Args:
+        broker: grants the experts.
+        view: the bytes behind a granted word of an expert, by word, layer and expert.
+    """
+
+    def __init__(self, broker: Broker, view: View) -> None:
         self._broker = broker
-        self._copy = copy
+        self._view = view
         self._next_id = _FIRST_SESSION_ID
 
     @contextmanager
     def session(self) -> Iterator[RecordSession]:
         """A session that ends with the block, whatever happens in it."""
-        session = RecordSession(self._broker, self._next_id, self._copy)
+        session = RecordSession(self._broker, self._next_id, self._view)
         self._next_id += 1
         self._broker.open_session(session.id, session)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from functools import cached_property
 from typing import TypeAlias
 
 import grpc.aio
@@ -58,6 +59,10 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         # So many files, tensors or records in memory at a time, whatever clients ask for together.
         self._transfers = asyncio.Semaphore(TRANSFERS)
 
+    @cached_property
+    def _manifest(self) -> str:
+        return self._store.manifest.model_dump_json()
+
     async def Describe(  # noqa: N802, the name is the contract's
         self, request: pb.DescribeRequest, context: _Context
     ) -> pb.DescribeResponse:
@@ -70,7 +75,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         slot_bytes, slots = self._store.geometry.slot_bytes, self._slots()
         return pb.DescribeResponse(
             protocol=PROTOCOL,
-            manifest=self._store.manifest.model_dump_json(),
+            manifest=self._manifest,
             fingerprint=self._store.fingerprint,
             boot_id=self._boot_id,
             tiers=self._tiers,
@@ -178,6 +183,6 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
             await context.abort(status_of(error), str(error))
 
 
-def _chunks(data: bytes) -> Iterator[bytes]:
+def _chunks(data: bytes | bytearray | memoryview) -> Iterator[bytes]:
     view = memoryview(data)
     return (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, max(len(data), 1), CHUNK_BYTES))

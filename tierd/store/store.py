@@ -233,9 +233,9 @@ class ExpertStore:
         scales = None if info.scales is None else self._read_dense(self.dense_info(info.scales))
         return DenseTensor(self._read_dense(info), info.dtype, scales)
 
-    def read_dense_bytes(self, name: str) -> bytes:
+    def read_dense_bytes(self, name: str) -> memoryview:
         """The bytes of one dense tensor, or of row scales, as they lie in the shard; checked like `read_dense`."""
-        return self._read_dense(self.dense_info(name)).tobytes()
+        return self._read_dense(self.dense_info(name)).reshape(-1).view(np.uint8).data
 
     def _read_dense(self, info: DenseTensorInfo) -> np.ndarray:
         path = self.path / self.manifest.dense_shards[info.shard].file
