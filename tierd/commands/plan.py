@@ -17,6 +17,7 @@ from rich.table import Table
 from tierd.checkpoint.outlook import Outlook, look_ahead
 from tierd.commands.plan_figures import DriveSpeed, Prediction, RamRow, format_figures, predict, ram_rows
 from tierd.commands.plan_speed import MeasuredRun, load_run
+from tierd.devices.probe import DEFAULT_DEPTH
 from tierd.errors import UsageError
 from tierd.policy.trace import Trace, load_trace
 from tierd.service.budget import AUTO, DaemonFacts, choose_ram, fixed_items, plan_budget
@@ -33,8 +34,6 @@ from tierd.terminal import show, show_hanging, wide_console
 
 __all__ = ["register"]
 
-_SPARES = 3
-"""Of a daemon with one drive, where no drive has been measured."""
 _INDENT = 21
 """Columns before the figures of a part of the model."""
 
@@ -146,7 +145,8 @@ def _of_checkpoint(
         known = ", ".join(outlook.geometry)
         raise UsageError(f"--experts {chosen}: {folder} is not published in that format", hint=f"Choose from {known}.")
     geometry = outlook.geometry[chosen]
-    facts = DaemonFacts(geometry.experts_total, geometry.slot_bytes, geometry.top_k, _SPARES, settings.max_sessions)
+    spares = DEFAULT_DEPTH + 1  # as long as no drive has been measured
+    facts = DaemonFacts(geometry.experts_total, geometry.slot_bytes, geometry.top_k, spares, settings.max_sessions)
     dense = min(outlook.dense_bytes.values())
     return {
         "model": str(folder),
