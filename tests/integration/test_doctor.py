@@ -302,6 +302,8 @@ def test_a_running_daemon_is_asked_for_its_drives(serve, store, tmp_path):
     assert checks["daemon"]["status"] == checks["drive nvme"]["status"] == checks["drive mirror1"]["status"] == "ok"
     assert str(tmp_path / "m") in checks["drive mirror1"]["detail"]
     daemon.kill()
+    # One with another address for nodes answers operators at its local socket.
+    (tmp_path / "settings.toml").write_text(f'[serve]\nlisten = "127.0.0.1:9"\nlocal = "{daemon.name}"\n')
     done = command("tierd", "doctor", store.path, "--config", tmp_path / "settings.toml", "--json")
     (left,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "daemon"]
     assert left["status"] == "remark"

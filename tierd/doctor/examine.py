@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tierd.addresses import default_socket, parse_address
+from tierd.addresses import Address, default_socket, parse_address
 from tierd.devices.transfers import Transfer, system_transfer
 from tierd.doctor.check import Check, Status
 from tierd.doctor.daemon_check import check_daemon
@@ -84,5 +84,11 @@ def examine(
     yield from check_folders()
     yield check_descriptors(store, len(by_drive) + len(wanted))
     yield from check_settings(store, settings, room)
-    own = parse_address(settings.listen, option="listen") if settings.listen else default_socket(store.path)
-    yield from check_daemon(own)
+    yield from check_daemon(_operators_socket(store.path, settings))
+
+
+def _operators_socket(store: Path, settings: ServeSettings) -> Address:
+    """Where a daemon with these settings answers operators: a socket that was named, or the store's own."""
+    named = ((settings.local, "local"), (settings.listen, "listen"))
+    addresses = [parse_address(text, option=option) for text, option in named if text]
+    return next((address for address in addresses if address.path is not None), default_socket(store))
