@@ -225,8 +225,8 @@ class SlotTable:
             raise ArenaError(f"slot {slot} does not exist; the arena has slots 0 to {len(self._states) - 1}")
 
     def _expect(self, slot: int, state: SlotState, verb: str) -> None:
-        self._check(slot)
-        if self._states[slot] is not state:
+        if slot < 0 or slot >= len(self._states) or self._states[slot] is not state:
+            self._check(slot)
             raise ArenaError(
                 f"cannot {verb} slot {slot}: it is {self._states[slot].value}, and this needs {state.value}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -101,11 +102,12 @@ class FairReads:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._going_on:
+        if self._going_on or not self._waiting:
             return
         self._going_on = True
+        most = _PER_DEPTH * self._depth() if self._sessions() > 1 else math.inf
         try:
-            while self._sessions() <= 1 or len(self._running) < _PER_DEPTH * self._depth():
+            while len(self._running) < most:
                 session = next(filter(self._may_read, self._waiting), None)
                 if session is None:
                     return

@@ -11,6 +11,7 @@ import errno
 import queue
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ _CHECKERS: Final = 2
 """Threads that check what was read. One keeps up with any drive; it may have to wait for a processor."""
 _MEMORY_ALIGNMENT: Final = 512
 """What drives ask of an address; the arena's slots are aligned to 4096 and more."""
+_NO_MEMORY: Final = memoryview(b"")
 
 _log = structlog.get_logger(__name__)
 
@@ -45,7 +47,9 @@ class _Job:
     done: ReadDone
     submitted: float
     started: float = 0.0
+    ended: float = 0.0
     moved: int = 0
+    error: DriveError | None = None
     tickets: list[None] = field(default_factory=lambda: [None])
 
     def claim(self) -> bool:
@@ -66,7 +70,8 @@ class FileDevice:
         name: of the drive, for messages and metrics.
         shard_paths: the shard files; their position is the shard number of a `RecordRead`. None for a shard that this
             drive does not hold.
-        loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`.
+        loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`; called once for all
+            reads that end before it does.
         threads: reads at a time. Others check the records, so that the drive has the next read at once.
         direct: False reads through the page cache on purpose.
         close_timeout: seconds that `close` waits for reads that a drive does not answer.
@@ -122,6 +127,8 @@ class FileDevice:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._moved: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._by_slot: dict[int, _Job] = {}
+        self._ended: deque[_Job] = deque()
+        self._called = False
         self._readers = [
             threading.Thread(target=self._read_all, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads)
         ]
@@ -152,7 +159,7 @@ class FileDevice:
         if job is None or not job.claim():
             return False
         del self._by_slot[slot]
-        job.into = memoryview(b"")
+        job.into = _NO_MEMORY
         self.stats.in_flight -= 1
         return True
 
@@ -251,41 +258,54 @@ class FileDevice:
         )
 
     def _finish(self, job: _Job, error: DriveError | None) -> None:
-        """Report on the broker's thread. The memory is let go before, so that it is not touched afterwards."""
-        done, slot, file = job.done, job.slot, self._file(job.read)
-        queued, reading = (
-            (job.started - job.submitted, time.perf_counter() - job.started) if job.started else (0.0, 0.0)
-        )
-        refused = file is not None and not file.direct
+        """Have it reported on the broker's thread. Its memory is let go before, and not touched afterwards."""
+        job.error, job.into, job.ended = error, _NO_MEMORY, time.perf_counter()
+        self._ended.append(job)
+        if not self._called:
+            self._called = True
+            self._call_reports()
 
-        def report() -> None:
-            if self._by_slot.get(slot) is job:
-                del self._by_slot[slot]
-            stats = self.stats
-            stats.in_flight -= 1
-            stats.queue_seconds += queued
-            stats.read_seconds += reading
-            stats.durations.observe(reading)
-            if refused:
-                stats.direct = False
-            stats.bytes += job.moved
-            if error is None:
-                stats.reads += 1
-            else:
-                kind = error_kind(error)
-                stats.errors += 1
-                stats.errors_by[kind] = stats.errors_by.get(kind, 0) + 1
-                stats.checksum_failures += isinstance(error, ChecksumMismatch)
-            if self.on_read is not None:
-                self.on_read(self.name, job.read, queued, reading, job.moved, error)
-            done(error, slot)
-
-        job.into = memoryview(b"")
+    def _call_reports(self) -> None:
         try:
-            self._loop_call(report)
+            self._loop_call(self._report_all)
         except RuntimeError:
             # The loop is closed: nobody is left to tell, and the memory was let go of above.
             _log.debug("read ended after the loop was closed", drive=self.name)
+
+    def _report_all(self) -> None:
+        """What has ended until now; on the broker's thread."""
+        # Before looking: a read that ends from now on is either seen below or calls again.
+        self._called = False
+        try:
+            while self._ended:
+                self._report(self._ended.popleft())
+        finally:
+            if self._ended:
+                self._call_reports()
+
+    def _report(self, job: _Job) -> None:
+        read, slot, error, stats = job.read, job.slot, job.error, self.stats
+        queued, reading = (job.started - job.submitted, job.ended - job.started) if job.started else (0.0, 0.0)
+        if self._by_slot.get(slot) is job:
+            del self._by_slot[slot]
+        file = self._file(read)
+        if file is not None and not file.direct:
+            stats.direct = False
+        stats.in_flight -= 1
+        stats.queue_seconds += queued
+        stats.read_seconds += reading
+        stats.durations.observe(reading)
+        stats.bytes += job.moved
+        if error is None:
+            stats.reads += 1
+        else:
+            kind = error_kind(error)
+            stats.errors += 1
+            stats.errors_by[kind] = stats.errors_by.get(kind, 0) + 1
+            stats.checksum_failures += isinstance(error, ChecksumMismatch)
+        if self.on_read is not None:
+            self.on_read(self.name, read, queued, reading, job.moved, error)
+        job.done(error, slot)
 
     def _file(self, read: RecordRead) -> ShardFile | None:
         return self._shards[read.shard] if 0 <= read.shard < len(self._shards) else None
