@@ -148,6 +148,22 @@ async def test_it_looks_only_while_somebody_looks_on(monkeypatch):
     await again.aclose()
 
 
+async def test_a_look_that_fails_ends_the_streams_and_the_next_viewer_sees_again(monkeypatch):
+    monkeypatch.setattr(page_stream, "_TICK_SECONDS", 0.001)
+    stream = make_stream(Scene(EXPERTS))
+    viewer = stream.frames()
+    await anext(viewer)
+    failing = stream._ticking
+    monkeypatch.setattr(stream, "_changes", lambda: 1 // 0)
+    assert [data async for data in viewer] == []
+    assert isinstance(failing.exception(), ZeroDivisionError)
+    monkeypatch.delattr(stream, "_changes")
+    again = stream.frames()
+    assert frames(await anext(again))[0][0] is Frame.SNAPSHOT
+    assert [kind for kind, _ in frames(await anext(again))] == [Frame.LIVE]
+    await again.aclose()
+
+
 async def test_viewers_are_bounded_and_a_close_ends_them():
     stream = make_stream(Scene(EXPERTS))
     viewers = [stream.frames() for _ in range(MOST_VIEWERS)]

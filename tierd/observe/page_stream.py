@@ -115,6 +115,9 @@ class PageStream:
         self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
+        self._end_streams()
+
+    def _end_streams(self) -> None:
         for queue in self._viewers:
             while not queue.empty():
                 queue.get_nowait()
@@ -128,19 +131,22 @@ class PageStream:
 
     async def _tick(self) -> None:
         tick = 0
-        while self._viewers:
-            await asyncio.sleep(_TICK_SECONDS)
-            tick += 1
-            data = self._changes()
-            if tick % _TICKS_PER_HEAT == 0:
-                assert self._view is not None
-                data += _frame(Frame.HEAT, self._view.heat().tobytes())
-            if tick % _TICKS_PER_LIVE == 0:
-                data += _json(Frame.LIVE, self._live())
-            if data:
-                self._pass_on(data)
-        self._ticking = None
-        self._view = None
+        try:
+            while self._viewers:
+                await asyncio.sleep(_TICK_SECONDS)
+                tick += 1
+                data = self._changes()
+                if tick % _TICKS_PER_HEAT == 0:
+                    assert self._view is not None
+                    data += _frame(Frame.HEAT, self._view.heat().tobytes())
+                if tick % _TICKS_PER_LIVE == 0:
+                    data += _json(Frame.LIVE, self._live())
+                if data:
+                    self._pass_on(data)
+        finally:
+            # After a failed look, too: pages whose stream has ended ask for a new one.
+            self._ticking = self._view = None
+            self._end_streams()
 
     def _changes(self) -> bytes:
         assert self._view is not None
