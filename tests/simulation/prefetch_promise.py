@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tierd.arena.table import unpack
 from tierd.prefetch.counts import Tally
+from tierd.requests import EvictionReason
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -15,7 +16,7 @@ __all__ = ["check_prefetch", "check_read"]
 
 def check_read(world: World, flat: int) -> None:
     """A read begins: if nobody waits for it, it disturbs nobody."""
-    left, world.table.left = world.table.left, []
+    left = _left_for_it(world)
     alive = set(world.broker.session_ids())  # not the one that is just ending
     acquires = [(n, asked) for n, asked in world.ledger.open_acquires() if n in alive]
     waiting = {n: asked.unanswered for n, asked in acquires if asked.unanswered}
@@ -34,6 +35,14 @@ def check_read(world: World, flat: int) -> None:
     for session_id, account in world.ledger.sessions.items():
         lost = account.recent() & set(left) if session_id in alive else set()
         assert not lost, f"session {session_id} used {lost} in this step or the last, and they leave for a guess"
+
+
+def _left_for_it(world: World) -> list[int]:
+    """Who left for the read that begins, if it is a guess's: not those that left for a request that was given up."""
+    left, world.table.left = world.table.left, []
+    vacated = world.broker._stats.evicted[EvictionReason.PREFETCH]
+    new, world.vacated = vacated - world.vacated, vacated
+    return left[len(left) - new :]
 
 
 def check_prefetch(world: World) -> None:

@@ -62,6 +62,7 @@ class World:
         self.replicated = scenario.replicated
         self.must_serve = scenario.must_serve
         self.resizes = scenario.size_changes > 0
+        self.vacated = 0
         self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
         replicas = self._replicas(scenario.drives) if scenario.replicated else None
         self.device = ObservedDevice(replicas or self.drives[0], self.arena, lambda flat: check_read(self, flat))
