@@ -107,19 +107,18 @@ def measure_step(
         executor = stack.enter_context(Executor(threads))
         same = np.array_equal(walks["fused"].step(), walks["ops"].step())
         tell("decoding")
-        quiet = stack.enter_context(Quiet())
-        for number in range(rounds + 1):
-            for name, walk in walks.items():
-                seconds, outside = walk.run(tokens)
+        with Quiet() as quiet:
+            for number in range(rounds + 1):
+                for name, walk in walks.items():
+                    seconds, outside = walk.run(tokens)
+                    if number:
+                        sides[name].append(seconds / tokens)
+                        if name == "fused":
+                            python.append(outside / tokens)
+                begun = executor.native_seconds
+                executor.run(read)
                 if number:
-                    sides[name].append(seconds / tokens)
-                    if name == "fused":
-                        python.append(outside / tokens)
-            begun = executor.native_seconds
-            executor.run(read)
-            if number:
-                sides["read"].append(executor.native_seconds - begun)
-        quiet.__exit__(None, None, None)
+                    sides["read"].append(executor.native_seconds - begun)
         if timeline is not None:
             _watch(walks).write(timeline)
     speed = StepSpeed(
