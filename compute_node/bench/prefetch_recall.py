@@ -25,7 +25,6 @@ from tierd.policy.token_table import TokenTable
 
 __all__ = ["Recall", "measure_recall"]
 
-BASELINE = "next router"
 BELIEVED = "chosen per layer"
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compute_node.bench.memory_bandwidth import memory_bandwidth
 from compute_node.engine.language_model import LanguageModel
@@ -98,7 +97,7 @@ class RecordedWalk:
                 logits = model.extend(sequence, [token], phase=Phase.DECODE)
                 seconds += time.perf_counter() - begun
                 assert logits is not None
-                digest.update(_bytes(logits))
+                digest.update(logits.tobytes())
         finally:
             model.cache.give_back(sequence)
         cost = _Cost(
@@ -109,7 +108,3 @@ class RecordedWalk:
             stats.outcomes["hit"] - hits,
         )
         return cost, digest.hexdigest()
-
-
-def _bytes(logits: NDArray[np.float32]) -> bytes:
-    return logits.tobytes()

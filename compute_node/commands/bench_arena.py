@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +12,8 @@ from compute_node.bench.arena import measure_arena
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.random_store import random_store
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
+from tierd.sizes import format_share
 
 __all__ = ["arena", "register"]
 
@@ -36,18 +36,14 @@ def arena(
 
     Random weights in a real model's sizes, all experts resident, the sides alternating, logits compared bit for bit.
     """
-    console = Console(stderr=True, highlight=False)
-
-    def progress(line: str) -> None:
-        console.print(f"  {line}", style="dim", markup=False)
-
+    progress = progress_lines()
     sizes = geometry_named(geometry)
     progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")
     store = random_store(sizes, layers=layers)
     report = measure_arena(store, tokens=tokens, rounds=rounds, threads=threads, progress=progress)
     report["geometry"] = sizes.name
     if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        print_json(report)
     else:
         _show(report)
 
@@ -60,7 +56,7 @@ def _show(report: dict[str, Any]) -> None:
         runs = speeds[name]
         return (
             f"{statistics.median(runs):.1f} tok/s ({min(runs):.1f} to {max(runs):.1f}), "
-            f"{pages[name]:.0%} of it on 2 MiB pages"
+            f"{format_share(pages[name])} of it on 2 MiB pages"
         )
 
     lookup, two = report["seconds_per_resident_expert"], report["two_nodes"]
@@ -75,7 +71,4 @@ def _show(report: dict[str, Any]) -> None:
         f"thrown away           {two['discarded']:,} of {two['unasked']:,} unasked uses by two nodes at 50 %",
     ):
         console.print(line, markup=False, soft_wrap=True)
-    if report["void"]:
-        console.print(
-            f"void: other programs used {report['foreign_cpu_share']:.0%} of the processors meanwhile", style="yellow"
-        )
+    say_void(console, report)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +12,7 @@ from rich.table import Table
 from compute_node.bench.decode_speed import measure_decode
 from compute_node.bench.geometries import geometry_named
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from compute_node.commands.bench_speed import Experts, check_formats
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
@@ -51,7 +50,6 @@ def decode(
     if prefetch not in PREFETCH:
         raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
     check_formats(experts_format)
-    notes = Console(stderr=True, highlight=False)
     found = measure_decode(
         geometry_named(geometry),
         layers=layers,
@@ -64,10 +62,10 @@ def decode(
         tokens=tokens,
         prefetch=prefetch,
         timeline=timeline,
-        tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
+        tell=progress_lines(),
     )
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json(found)
         return
     _show(found)
 
@@ -99,6 +97,4 @@ def _show(found: dict[str, Any]) -> None:
     console.print(table)
     if found["note"]:
         console.print(found["note"], style="dim", markup=False)
-    if found["void"]:
-        share = 100 * found["foreign_cpu_share"]
-        console.print(f"Others took {share:.0f} % of the cores, the daemon included.")
+    say_void(console, found)

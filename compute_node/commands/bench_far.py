@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +11,7 @@ from rich.table import Table
 from compute_node.bench.far_speed import measure_far
 from compute_node.bench.geometries import geometry_named
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from tierd.sizes import format_bytes
 
 __all__ = ["far", "register"]
@@ -41,7 +40,6 @@ def far(
     A daemon with all experts in RAM and a worker stand on one side, nodes by bytes and by worker on the other, behind a
     token bucket and a proxy that delays. A node beside the daemon says what the tokens must be.
     """
-    notes = Console(stderr=True, highlight=False)
     found = measure_far(
         geometry_named(geometry),
         layers=layers,
@@ -52,10 +50,10 @@ def far(
         tokens=tokens,
         bits_per_second=int(gigabits * 1e9),
         delay=delay_ms / 1000,
-        tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
+        tell=progress_lines(),
     )
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json(found)
     else:
         _show(found)
     if not found["identical"]:
@@ -93,5 +91,4 @@ def _show(found: dict[str, Any]) -> None:
         )
     console.print(fleet)
     console.print("the tokens are the same" if found["identical"] else "THE TOKENS DIFFER")
-    if found["void"]:
-        console.print(f"Others took {100 * found['foreign_cpu_share']:.0f} % of the cores.")
+    say_void(console, found)

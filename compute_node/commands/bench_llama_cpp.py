@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated
 
 import numpy as np
@@ -14,6 +12,7 @@ from rich.table import Table
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.llama_cpp import measure_llama_cpp
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines
 
 __all__ = ["llama_cpp", "register"]
 
@@ -35,7 +34,6 @@ def llama_cpp(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
 ) -> None:
     """Decode and prefill beside llama.cpp; needs the packages xllamacpp and gguf, and 4 GB of temporary space."""
-    notes = Console(stderr=True, highlight=False)
     config = geometry_named(geometry).cut(layers)
     found = measure_llama_cpp(
         config,
@@ -44,10 +42,10 @@ def llama_cpp(
         tokens=tokens,
         prompt=prompt,
         rows=rows,
-        tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
+        tell=progress_lines(),
     ) | {"geometry": geometry, "layers": config["num_hidden_layers"]}
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json(found)
         return
     table = Table("tokens/s", "tierd", "llama.cpp", "ratio")
     for figure in ("decode", "prefill"):

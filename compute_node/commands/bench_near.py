@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +10,7 @@ from rich.table import Table
 
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.near_speed import measure_near
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from tierd.sizes import format_bytes
 
 __all__ = ["near", "register"]
@@ -34,7 +33,6 @@ def near(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
 ) -> None:
     """Decode on two nodes that share one daemon and all cores, then kill one in the middle of its work."""
-    notes = Console(stderr=True, highlight=False)
     found = measure_near(
         geometry_named(geometry),
         layers=layers,
@@ -43,10 +41,10 @@ def near(
         batch=batch,
         rounds=rounds,
         tokens=tokens,
-        tell=lambda line: notes.print(f"  {line} ...", style="dim", markup=False) if notes.is_terminal else None,
+        tell=progress_lines(),
     )
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json(found)
     else:
         _show(found)
     if not (found["identical"] and found["survivor_identical"]):
@@ -73,5 +71,4 @@ def _show(found: dict[str, Any]) -> None:
     ):
         table.add_row(name, value)
     console.print(table)
-    if found["void"]:
-        console.print(f"Others took {100 * found['foreign_cpu_share']:.0f} % of the cores.")
+    say_void(console, found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -25,10 +23,12 @@ from compute_node.bench.prefetch_speed import CASES, check_cases, in_memory, mea
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.random_store import random_store
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from compute_node.engine.model import Model, ModelOptions
 from tierd.checkpoint.convert import convert
 from tierd.client.in_process import InProcess
 from tierd.errors import UsageError
+from tierd.sizes import format_share
 from tierd.store.store import ExpertStore
 
 __all__ = ["prefetch", "register"]
@@ -75,11 +75,7 @@ def prefetch(
     the worst of these, wrong hints, a saturated drive and a resident model is `worst_case_ratio`. Last, what a node's
     own hints gain or cost on the embedded model, with a drive as it is.
     """
-    console = Console(stderr=True, highlight=False)
-
-    def progress(line: str) -> None:
-        console.print(f"  {line}", style="dim", markup=False)
-
+    progress = progress_lines()
     chosen = [name.strip() for name in cases.split(",") if name.strip()] if speeds else []
     check_cases(chosen)
     texts = _texts(held, held_texts)
@@ -104,12 +100,8 @@ def prefetch(
     if embedded_model:
         progress("a node's own hints on the embedded model")
         report |= {"embedded": measure_embedded(texts, rounds=rounds, threads=threads)}
-    _tell(report, as_json=as_json)
-
-
-def _tell(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        print_json(report)
     else:
         _show(report)
 
@@ -146,11 +138,11 @@ def _show(report: dict[str, Any]) -> None:
         lines += [
             f"recall on misses    {report['recall_on_misses']:.3f} at {wasted:.2f} wasted bytes per useful one",
             f"plain next router   {report['baseline_recall_on_misses']:.3f} at {plain_wasted:.2f}",
-            f"closed by ours      {report['closed_share']:.0%} of the distance to 1",
+            f"closed by ours      {format_share(report['closed_share'])} of the distance to 1",
         ]
     for ratio, speedup in report.get("speedup", {}).items():
         hidden = report["hidden_share"][ratio]
-        lines.append(f"reads {ratio}x compute  speed {speedup:.2f}, {hidden:.0%} of the hideable wait hidden")
+        lines.append(f"reads {ratio}x compute  speed {speedup:.2f}, {format_share(hidden)} of the hideable wait hidden")
     if report.get("worst_case_ratio") is not None:
         lines.append(f"worst case          {report['worst_case_ratio']:.3f}")
     if "embedded" in report:
@@ -161,7 +153,5 @@ def _show(report: dict[str, Any]) -> None:
         console.print(
             f"this machine cannot read as fast as wanted for: {', '.join(report['too_slow'])}", style="yellow"
         )
-    if report.get("void"):
-        console.print(
-            f"void: other programs used {report['foreign_cpu_share']:.0%} of the processors meanwhile", style="yellow"
-        )
+    if "void" in report:
+        say_void(console, report)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +17,7 @@ from compute_node.bench.random_model import RandomModel
 from compute_node.bench.serve_speed import CLIENTS, measure_serving
 from compute_node.bench.step_speed import resident
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from compute_node.engine.model import Model, ModelOptions
 from tierd.checkpoint.convert import convert
 from tierd.client.in_process import InProcess
@@ -64,12 +63,7 @@ def serve(
     counts = sorted(set(clients or CLIENTS))
     if counts[-1] > 1024:
         raise UsageError(f"--clients {counts[-1]} is more than 1024")
-    notes = Console(stderr=True, highlight=False)
-
-    def tell(line: str) -> None:
-        if notes.is_terminal:
-            notes.print(f"  {line} ...", style="dim", markup=False)
-
+    tell = progress_lines()
     how = ModelOptions(
         numerics=numerics or "fast",
         context=_LONGEST_PROMPT + tokens + 1,
@@ -83,7 +77,7 @@ def serve(
     if embedded_too:
         found["embedded"] = _embedded(how, counts, seconds, tokens, tell)
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json(found)
         return
     console = Console(highlight=False)
     _show(console, f"{geometry}, {layers} layers", counts, found)
@@ -133,6 +127,4 @@ def _show(console: Console, title: str, counts: list[int], found: dict[str, Any]
             f"16 clients / 1: {found['aggregate_ratio_16_to_1']:.2f}; of the bare step: "
             f"{found['one_client_share_of_step']:.2f} for one, {found['sixteen_share_of_step']:.2f} for sixteen"
         )
-    if found["void"]:
-        share = 100 * found["foreign_cpu_share"]
-        console.print(f"Void: other processes took {share:.0f} % of the cores. Repeat it on a quiet machine.")
+    say_void(console, found)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +14,7 @@ from compute_node.bench.kernel_speed import measure_kernels
 from compute_node.bench.step_costs import measure_costs
 from compute_node.bench.step_speed import measure_prefill, measure_step
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 from tierd.store.formats import ExpertFormat
@@ -52,7 +50,7 @@ def kernels(
     as_json: AsJson = False,
 ) -> None:
     """Matrix-vector products beside plain reading of memory."""
-    console, tell = _console()
+    console, tell = Console(highlight=False), progress_lines()
     speeds, facts = measure_kernels(
         threads=threads,
         matrix_bytes=mebibytes << 20,
@@ -66,14 +64,14 @@ def kernels(
         for speed in speeds
     }
     if as_json:
-        _print_json(shares | facts | {"cases": [speed.as_object() for speed in speeds]})
+        print_json(shares | facts | {"cases": [speed.as_object() for speed in speeds]})
         return
     table = Table("weights", "numerics", "GB/s", "plain read, GB/s", "share")
     for speed in speeds:
         rates = (f"{speed.kernel_rate / 1e9:.1f}", f"{speed.read_rate / 1e9:.1f}", f"{speed.share:.2f}")
         table.add_row(speed.weight_format, speed.numerics, *rates)
     console.print(table)
-    _say_void(console, facts)
+    say_void(console, facts)
 
 
 def step(
@@ -92,7 +90,7 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """One decode step with all experts resident: fused, op by op, and the bandwidth that it reaches."""
-    console, tell = _console()
+    console, tell = Console(highlight=False), progress_lines()
     config = geometry_named(geometry).cut(layers)
     check_formats(experts_format)
     speed, facts = measure_step(
@@ -101,7 +99,7 @@ def step(
     )  # fmt: skip
     found = speed.as_object() | facts | {"geometry": geometry, "layers": config["num_hidden_layers"]}
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     table = Table("figure", "value")
     table.add_row("tokens/s", f"{found['tokens_per_second']:.1f}")
@@ -112,7 +110,7 @@ def step(
     table.add_row("op by op / fused, time", f"{found['fused_ratio']:.2f}")
     table.add_row("outside native code, us a token", f"{found['python_seconds_per_token'] * 1e6:.0f}")
     console.print(table)
-    _say_void(console, found)
+    say_void(console, found)
 
 
 def costs(
@@ -134,7 +132,7 @@ def costs(
     as_json: AsJson = False,
 ) -> None:
     """What a token costs by the length of its text and by how many texts share a step, beside what has to move."""
-    console, tell = _console()
+    console, tell = Console(highlight=False), progress_lines()
     check_formats(experts_format)
     found, facts = measure_costs(
         geometry_named(geometry).cut(layers), threads=threads, experts=experts_format, numerics=numerics,
@@ -143,7 +141,7 @@ def costs(
     )  # fmt: skip
     facts |= {"geometry": geometry, "layers": layers}
     if as_json:
-        _print_json(facts | {"cells": [cost.as_object() for cost in found]})
+        print_json(facts | {"cells": [cost.as_object() for cost in found]})
         return
     table = Table("tokens before", "texts", "ms a step", "ms a token", "bytes a step", "limit, ms a step", "share")
     for cell in (cost.as_object() for cost in found):
@@ -155,7 +153,7 @@ def costs(
             f"{cell['share_of_limit']:.2f}",
         )  # fmt: skip
     console.print(table)
-    _say_void(console, facts)
+    say_void(console, facts)
 
 
 def prefill(
@@ -171,7 +169,7 @@ def prefill(
     as_json: AsJson = False,
 ) -> None:
     """A prompt with all experts resident."""
-    console, tell = _console()
+    console, tell = Console(highlight=False), progress_lines()
     config = geometry_named(geometry).cut(layers)
     check_formats(experts_format)
     found = measure_prefill(
@@ -179,34 +177,13 @@ def prefill(
         tell=tell,
     ) | {"geometry": geometry, "layers": config["num_hidden_layers"]}  # fmt: skip
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     console.print(f"{found['tokens_per_second']:.1f} tokens/s ({tokens} tokens, {rows} at a time)")
-    _say_void(console, found)
+    say_void(console, found)
 
 
 def check_formats(experts_format: str) -> None:
     """Refuses a format of experts that no random store can have."""
     if experts_format not in _EXPERTS:
         raise UsageError(f"--experts-format {experts_format!r} is not known", hint=f"Known: {', '.join(_EXPERTS)}.")
-
-
-def _console() -> tuple[Console, Callable[[str], None]]:
-    """Where results go, and what tells a waiting person at a terminal what is going on."""
-    notes = Console(stderr=True, highlight=False)
-
-    def tell(line: str) -> None:
-        if notes.is_terminal:
-            notes.print(f"  {line} ...", style="dim", markup=False)
-
-    return Console(highlight=False), tell
-
-
-def _print_json(found: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-def _say_void(console: Console, facts: dict[str, Any]) -> None:
-    if facts["void"]:
-        share = 100 * facts["foreign_cpu_share"]
-        console.print(f"Void: other processes took {share:.0f} % of the cores. Repeat it on a quiet machine.")

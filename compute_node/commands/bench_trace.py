@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +11,11 @@ from rich.console import Console
 
 from compute_node.bench.recorded_walk import RecordedWalk
 from compute_node.commands import options
+from compute_node.commands.bench_output import print_json
 from compute_node.commands.opening import open_store
 from tierd.option_tables import Given, with_options
 from tierd.policy.trace import load_trace
+from tierd.sizes import format_share
 
 __all__ = ["register", "trace"]
 
@@ -46,12 +46,13 @@ def trace(
     with open_store(store, settings, name="bench", console=console) as opened:
         report = RecordedWalk(opened.model, found, tokens).measure(rounds)
     if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        print_json(report)
         return
     out = Console(highlight=False)
     seconds = statistics.median(report["seconds_per_token"])
     out.print(f"{1 / seconds:.3g} tokens/s, median of {rounds} runs of {report['tokens']} tokens", markup=False)
     out.print(
-        f"{report['wait_seconds'] / seconds:.0%} of it waited for experts; {report['hit_rate']:.0%} were in RAM",
+        f"{format_share(report['wait_seconds'] / seconds)} of it waited for experts; "
+        f"{format_share(report['hit_rate'])} were in RAM",
         markup=False,
     )
