@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from tierd.checkpoint.convert import convert
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.errors import StoreDamaged, TierdError, UsageError
+from tierd.state import cache_directory
 from tierd.store.store import ExpertStore
 
 __all__ = ["DemoAnswer", "DemoRequest", "ask", "daemon_stats", "embedded_store", "node_command"]
@@ -71,7 +71,7 @@ def embedded_store(progress: Callable[[str], None]) -> ExpertStore:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError("the package compute_node is not installed; it brings the embedded model")
     checkpoint = Path(spec.submodule_search_locations[0]) / "embedded"
-    store = _cache_directory() / f"embedded-{_EXPERTS_FORMAT}-{_identity(checkpoint)}"
+    store = cache_directory() / "demo" / f"embedded-{_EXPERTS_FORMAT}-{_identity(checkpoint)}"
     try:
         return ExpertStore.open(store)
     except StoreDamaged:
@@ -155,10 +155,6 @@ def _child(command: list[str], words: Any) -> Iterator[subprocess.Popen[str]]:
         if child.stdout is not None:
             child.stdout.close()
         child.wait()
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tierd" / "demo"
 
 
 def _identity(checkpoint: Path) -> str:

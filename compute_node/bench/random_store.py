@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from tierd.checkpoint.config import Config
 from tierd.checkpoint.registry import family_for
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
+from tierd.state import cache_directory
 from tierd.store.formats import ExpertFormat
 from tierd.store.records import expert_layout
 from tierd.store.store import ExpertStore
@@ -47,7 +47,7 @@ def random_store(
     if experts_format not in tuple(ExpertFormat):
         raise UsageError(f"unknown format {experts_format!r}", hint=f"Known: {', '.join(ExpertFormat)}.")
     _, sizes = family_of(config)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tierd" / "bench"
+    cache = cache_directory() / "bench"
     path = cache / f"{geometry.name}-{layers}x{sizes.experts}-{experts_format}"
     if path.exists():
         return ExpertStore.open(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from tierd.commands.bench_observe import observe
 from tierd.commands.bench_transformers import transformers
 from tierd.drivebench.fio import fio_path
 from tierd.drivebench.measure import SIZES, Effort, against_fio, against_throttle, cold_store, several_drives
-from tierd.drivebench.noise import TOO_MUCH, OtherWork
+from tierd.drivebench.noise import OtherWork
 from tierd.sizes import format_bytes
+from tierd.state import cache_directory
 from tierd.store.store import ExpertStore
 
 __all__ = ["register"]
@@ -56,7 +56,7 @@ def drives(
     and depth. Both are measured in alternating slices; a ratio is the median over the pairs.
     """
     parts = _chosen(only)
-    where = folder if folder is not None else _cache()
+    where = folder if folder is not None else cache_directory() / "bench"
     console = Console(stderr=True, highlight=False)
     effort = replace(_QUICK if quick else Effort(slices, seconds), say=console.print)
     others = OtherWork()
@@ -84,10 +84,7 @@ def drives(
         two, three = several_drives(where, effort)
         answer["details"] |= {"two_drives": two, "slow_third": three}
         answer["two_drives_ratio"], answer["slow_third_ratio"] = two["median"], three["median"]
-    answer["other_cpu_share"] = share = others.share()
-    answer["void"] = share > TOO_MUCH
-    if answer["void"]:
-        answer["notes"].append(f"VOID: others had {share:.0%} of the processors meanwhile; measure on a quiet machine")
+    others.judge(answer)
     if as_json:
         print(json.dumps(answer, indent=1, ensure_ascii=False))
     else:
@@ -118,11 +115,6 @@ def _chosen(only: list[str] | None) -> list[str]:
         if part not in _PARTS:
             raise typer.BadParameter(f"{part} is none of {', '.join(_PARTS)}", param_hint="--only")
     return list(only or _PARTS)
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "tierd" / "bench"
 
 
 def _show(answer: dict[str, Any]) -> None:

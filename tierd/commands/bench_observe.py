@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tierd.drivebench.noise import TOO_MUCH, OtherWork
+from tierd.drivebench.noise import OtherWork
 from tierd.errors import UsageError
 from tierd.observebench.brain_speed import brain_speed
 from tierd.observebench.daemon_cost import daemon_cost
+from tierd.sizes import format_share
 
 __all__ = ["observe"]
 
@@ -40,16 +41,13 @@ def observe(
             answer["brain_fps"] = brain_speed(1.0 if quick else 5.0)
         except UsageError as error:
             answer["notes"].append(str(error))
-    answer["other_cpu_share"] = share = others.share()
-    answer["void"] = share > TOO_MUCH
-    if answer["void"]:
-        answer["notes"].append(f"VOID: others had {share:.0%} of the processors meanwhile; measure on a quiet machine")
+    others.judge(answer)
     if as_json:
         print(json.dumps(answer, indent=1, ensure_ascii=False))
         return
     print(f"a scrape       {answer['scrape_seconds'] * 1e3:.1f} ms, {answer['series']} series")
-    print(f"a viewer       {answer['viewer_core_share']:.1%} of a core")
-    print(f"the recorder   {answer['recorder_core_share']:.2%} of a core")
+    print(f"a viewer       {format_share(answer['viewer_core_share'], digits=1)} of a core")
+    print(f"the recorder   {format_share(answer['recorder_core_share'], digits=2)} of a core")
     for name, rate in (answer["brain_fps"] or {}).items():
         print(f"{name} experts {rate:.0f} frames/s")
     for note in answer["notes"]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from tierd.sizes import format_share
 
 __all__ = ["TOO_MUCH", "OtherWork"]
 
@@ -29,6 +31,15 @@ class OtherWork:
         own = _own_seconds() - self._own
         elapsed = total - self._total
         return min(1.0, max(0.0, (busy - self._busy - own) / elapsed)) if elapsed > 0 else 0.0
+
+    def judge(self, answer: dict[str, Any]) -> None:
+        """Adds that share to a measurement's answer, and says there whether it is void."""
+        answer["other_cpu_share"] = share = self.share()
+        answer["void"] = share > TOO_MUCH
+        if answer["void"]:
+            answer["notes"].append(
+                f"VOID: others had {format_share(share)} of the processors meanwhile; measure on a quiet machine"
+            )
 
 
 def _processors() -> tuple[float, float]:
