@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tierd.commands.integrations import integration
 from tierd.errors import UsageError
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_share
 
 __all__ = ["transformers"]
 
@@ -60,7 +60,9 @@ def transformers(
         other = "unmodified" if part == "resident" else "offload"
         print(
             f"{part:<9} {details['ratio']:.2f}  tierd {details['tierd']['tokens_per_second']:.2f} tok/s, "
-            f"{other} {details[other]['tokens_per_second']:.2f} tok/s, {100 * details['share_of_hits']:.0f} % in RAM"
+            f"{other} {details[other]['tokens_per_second']:.2f} tok/s, {format_share(details['share_of_hits'])} in RAM"
         )
     if found["void"]:
-        print(f"void: others took {100 * found['foreign_cpu_share']:.0f} % of the processors")
+        print(
+            f"VOID: others had {format_share(found['foreign_cpu_share'])} of the processors; measure on a quiet machine"
+        )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tierd.sizes import format_share
+
 __all__ = ["Choice", "Outcome", "Result", "Settings", "noise", "sweep"]
 
 Settings = Mapping[str, Any]
@@ -107,6 +109,7 @@ def sweep(
             f"{name}={value}" for name, value in rival.settings.items() if best.settings.get(name) != value
         )
         verdict = "taken" if won else "not more than the noise"
-        steps.append(f"{choice.name}: best is {change}, {gain:+.1%} tokens/s (noise {spread:.1%}): {verdict}")
+        sizes = f"{100 * gain:+.1f} % tokens/s (noise {format_share(spread, digits=1)})"
+        steps.append(f"{choice.name}: best is {change}, {sizes}: {verdict}")
         best = rival if won else again
     return Result(best.settings, best, default, tuple(steps))
