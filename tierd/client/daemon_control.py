@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import grpc.aio
-
 from tierd.addresses import Address
 from tierd.api import admin_pb2 as pb
-from tierd.api import admin_pb2_grpc
-from tierd.client.daemon_stats import plain_object
-from tierd.rpc import CHANNEL_OPTIONS, error_of
+from tierd.client.admin_call import admin_call
+from tierd.rpc import plain_object
 
 __all__ = ["set_pins", "set_ram"]
 
@@ -34,14 +31,8 @@ async def set_ram(address: Address, ram: str) -> dict[str, Any]:
         LimitExceeded: the daemon refuses it and says why.
         DaemonUnavailable: nobody answers, or there is not so much memory.
     """
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        try:
-            answer = await admin_pb2_grpc.AdminServiceStub(channel).SetRam(
-                pb.SetRamRequest(ram=ram), timeout=_RAM_SECONDS
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, str(address)) from error
-    return plain_object(answer)
+    async with admin_call(address) as admin:
+        return plain_object(await admin.SetRam(pb.SetRamRequest(ram=ram), timeout=_RAM_SECONDS))
 
 
 async def set_pins(address: Address, layer: int, experts: Sequence[int], *, pinned: bool) -> int:
@@ -52,9 +43,6 @@ async def set_pins(address: Address, layer: int, experts: Sequence[int], *, pinn
         DaemonUnavailable: nobody answers.
     """
     request = pb.PinRequest(layer=layer, experts=experts, unpin=not pinned)
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        try:
-            answer = await admin_pb2_grpc.AdminServiceStub(channel).Pin(request, timeout=_PIN_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, str(address)) from error
+    async with admin_call(address) as admin:
+        answer = await admin.Pin(request, timeout=_PIN_SECONDS)
     return answer.pinned

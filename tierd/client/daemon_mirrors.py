@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from tierd.addresses import Address
 from tierd.api import admin_pb2 as pb
-from tierd.api import admin_pb2_grpc
-from tierd.client.daemon_stats import plain_object
-from tierd.rpc import CHANNEL_OPTIONS, error_of
+from tierd.client.admin_call import admin_call
+from tierd.rpc import plain_object
 
 __all__ = ["add_mirror", "remove_mirror"]
 
@@ -29,12 +26,9 @@ async def add_mirror(address: Address, directory: Path, weight: float) -> dict[s
         LimitExceeded: the daemon refuses it and says why.
         DaemonUnavailable: nobody answers.
     """
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        request = pb.AddMirrorRequest(directory=str(directory), weight=weight)
-        try:
-            answer = await admin_pb2_grpc.AdminServiceStub(channel).AddMirror(request, timeout=_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, str(address)) from error
+    request = pb.AddMirrorRequest(directory=str(directory), weight=weight)
+    async with admin_call(address) as admin:
+        answer = await admin.AddMirror(request, timeout=_SECONDS)
     return plain_object(answer.drive)
 
 
@@ -53,10 +47,6 @@ async def remove_mirror(address: Address, name: str) -> str:
         DeadlineExceeded: its reads do not return.
         DaemonUnavailable: nobody answers.
     """
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        request = pb.RemoveMirrorRequest(name=name)
-        try:
-            answer = await admin_pb2_grpc.AdminServiceStub(channel).RemoveMirror(request, timeout=_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, str(address)) from error
+    async with admin_call(address) as admin:
+        answer = await admin.RemoveMirror(pb.RemoveMirrorRequest(name=name), timeout=_SECONDS)
     return answer.name

@@ -8,9 +8,9 @@ import grpc.aio
 
 from tierd.addresses import Address
 from tierd.api import admin_pb2 as pb
-from tierd.api import admin_pb2_grpc
+from tierd.client.admin_call import admin_call
 from tierd.errors import DaemonUnavailable
-from tierd.rpc import CHANNEL_OPTIONS, error_of, read_safely
+from tierd.rpc import read_safely
 
 __all__ = ["watch_scrub"]
 
@@ -29,8 +29,8 @@ async def watch_scrub(address: Address, bytes_per_second: int) -> AsyncIterator[
         SessionRefused: a scrub is running already.
         DaemonUnavailable: nobody answers, or the daemon went away.
     """
-    async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        call = admin_pb2_grpc.AdminServiceStub(channel).Scrub(pb.ScrubRequest(bytes_per_second=bytes_per_second))
+    async with admin_call(address) as admin:
+        call = admin.Scrub(pb.ScrubRequest(bytes_per_second=bytes_per_second))
         try:
             while True:
                 message = await read_safely(call)
@@ -40,7 +40,5 @@ async def watch_scrub(address: Address, bytes_per_second: int) -> AsyncIterator[
                 yield message
                 if message.done:
                     return
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, str(address)) from error
         finally:
             call.cancel()

@@ -12,7 +12,7 @@ from tierd.api import admin_pb2 as pb
 from tierd.api import admin_pb2_grpc
 from tierd.rpc import error_of, plain_object
 
-__all__ = ["DaemonStats", "fetch_stats", "plain_object", "stats_object"]
+__all__ = ["DaemonStats", "fetch_stats", "stats_object"]
 
 DaemonStats = pb.GetStatsResponse
 
