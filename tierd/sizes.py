@@ -6,7 +6,7 @@ import re
 
 from tierd.errors import UsageError
 
-__all__ = ["format_bytes", "format_count", "format_share", "parse_bytes", "parse_share"]
+__all__ = ["format_bytes", "format_count", "format_problems", "format_share", "parse_bytes", "parse_share"]
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
@@ -60,6 +60,11 @@ def format_bytes(count: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """`1 layer`, `1,024 layers`: for nouns with a plural in `s`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_problems(count: int) -> str:
+    """`ok`, or `1 problem`, or `2 problems`."""
+    return format_count(count, "problem") if count else "ok"
 
 
 def format_share(share: float, *, digits: int = 0) -> str:

@@ -25,7 +25,7 @@ from tierd.mirror.verify import MirrorReport, inspect_mirror
 from tierd.service.history import history_path
 from tierd.service.mirror_option import parse_mirror
 from tierd.settings import ServeSettings
-from tierd.sizes import format_bytes, format_share, parse_bytes
+from tierd.sizes import format_bytes, format_problems, format_share, parse_bytes
 from tierd.store.pieces import Problem
 from tierd.store.store import ExpertStore
 from tierd.store.writing import PARTIAL_SUFFIX
@@ -122,8 +122,8 @@ def stage(
     else:
         _tell_problems(report.problems)
         print(
-            f"{_verdict(report.problems)}: {len(report.copied)} files copied ({format_bytes(report.bytes_copied)}), "
-            f"{len(report.kept)} were there already"
+            f"{format_problems(len(report.problems))}: {len(report.copied)} files copied "
+            f"({format_bytes(report.bytes_copied)}), {len(report.kept)} were there already"
         )
         if report.ok and report.copied:
             print(f"  for a daemon that runs already: tierd mirror add {store} {directory}")
@@ -279,7 +279,3 @@ def _tell_report(report: MirrorReport, more: dict[str, Any], *, as_json: bool) -
 def _tell_problems(problems: list[Problem]) -> None:
     for problem in problems:
         print(f"! {problem}")
-
-
-def _verdict(problems: list[Problem]) -> str:
-    return "ok" if not problems else f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"

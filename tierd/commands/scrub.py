@@ -18,7 +18,7 @@ from tierd.errors import UsageError
 from tierd.mirror.pace import Pace
 from tierd.mirror.receipt import read_receipt
 from tierd.mirror.scrub import scrub as scrub_directory
-from tierd.sizes import format_bytes, parse_bytes
+from tierd.sizes import format_bytes, format_problems, parse_bytes
 from tierd.store.manifest import INDEX_FILE, MANIFEST_FILE
 from tierd.store.store import ExpertStore
 
@@ -88,7 +88,7 @@ def _scrub_directory(
         for problem in report.problems:
             print(f"! {problem}")
         print(
-            f"{_verdict(len(report.problems))}: {report.records} experts in {report.shards} shards, "
+            f"{format_problems(len(report.problems))}: {report.records} experts in {report.shards} shards, "
             f"{format_bytes(report.bytes_read)} read from {directory}"
             + (f", {len(report.repaired)} repaired" if repair else "")
         )
@@ -125,7 +125,8 @@ def _scrub_daemon(address: Address, rate: str | None, *, as_json: bool) -> None:
             expert = "" if problem["layer"] is None else f"layer {problem['layer']} expert {problem['expert']}: "
             print(f"! {problem['drive']} {problem['file']}: {expert}{problem['reason']}")
         print(
-            f"{_verdict(len(found))}: {last['records']} records, {format_bytes(last['bytes_read'])} read by {address}"
+            f"{format_problems(len(found))}: {last['records']} records, "
+            f"{format_bytes(last['bytes_read'])} read by {address}"
         )
     if found:
         raise typer.Exit(1)
@@ -151,7 +152,3 @@ async def _watch(address: Address, rate: int) -> tuple[list[dict[str, Any]], dic
             last = {"records": message.records, "bytes_read": message.bytes_done}
             bar.update(message.bytes_done, message.bytes_total, f"{message.drive} {message.file}")
     return found, last
-
-
-def _verdict(problems: int) -> str:
-    return "ok" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tierd.commands.progress import ByteProgress
-from tierd.sizes import format_bytes, format_count
+from tierd.sizes import format_bytes, format_problems
 from tierd.state import state_directory
 from tierd.store.verification import verify_store
 
@@ -44,7 +44,7 @@ def verify(
             print(f"! {problem}")
         before = f" ({format_bytes(report.bytes_before)} of them by an interrupted run)" if report.bytes_before else ""
         print(
-            f"{'ok' if report.ok else format_count(len(report.problems), 'problem')}: {report.records} experts, "
+            f"{format_problems(len(report.problems))}: {report.records} experts, "
             f"{report.tensors} dense tensors, {format_bytes(report.bytes_read)} read from {report.store}{before}"
         )
     if not report.ok:
