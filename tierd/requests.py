@@ -169,11 +169,6 @@ class BrokerStats:
         """Experts that left RAM, for whatever reason."""
         return sum(self.evicted.values())
 
-    @property
-    def hints_dropped(self) -> int:
-        """Hinted experts that were not acted on, for whatever reason."""
-        return self.prefetch.cut + sum(tally.experts for tally in self.prefetch.dropped.values())
-
     def total(self) -> PhaseCounts:
         """The counts of all phases together."""
         sums = PhaseCounts()

@@ -17,11 +17,12 @@ from tierd.devices.device import RecordRead
 from tierd.devices.fault_plan import FaultPlan, FaultRule, read_fault_plan
 from tierd.devices.faults import FaultInjector
 from tierd.devices.probe import DEFAULT_DEPTH, DriveProbe, probe_drive
-from tierd.devices.probe_cache import ProbeCache, probe_key, state_directory
+from tierd.devices.probe_cache import ProbeCache, probe_key
 from tierd.devices.throttle import Throttle
 from tierd.errors import StoreDamaged, UsageError
 from tierd.service.mirror_option import Mirror, parse_mirror
 from tierd.settings import ServeSettings
+from tierd.state import state_directory
 from tierd.store.store import ExpertStore
 from tierd.store.synthetic import make_store
 

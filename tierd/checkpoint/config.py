@@ -99,14 +99,3 @@ class Config:
         if not isinstance(value, list) or any(type(item) is not int for item in value):
             raise UnsupportedModel(f"{self.where}: {name} is not a list of numbers")
         return list(value)
-
-    def refuse_quantised(self) -> None:
-        """UnsupportedModel if the checkpoint is quantised already: its codes are not read here."""
-        value = self.table.get("quantization_config")
-        if value:
-            method = value.get("quant_method", "unknown") if isinstance(value, dict) else "unknown"
-            raise UnsupportedModel(
-                f"{self.where}: the checkpoint is quantised (quantization_config, method {method!r}); "
-                "only bf16, f16 and f32 weights are read",
-                hint="Use the model's unquantised release; tierd quantises with --experts int8 or int4-g64.",
-            )

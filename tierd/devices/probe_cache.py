@@ -15,7 +15,7 @@ from tierd.state import state_directory
 from tierd.store.checksums import sha256
 from tierd.store.writing import write_atomic
 
-__all__ = ["ProbeCache", "probe_key", "state_directory"]
+__all__ = ["ProbeCache", "probe_key"]
 
 _VERSION: Final = 4
 _MAX_RESULTS: Final = 256

@@ -54,11 +54,6 @@ class ExpertsModule:
         """Both projections have a bias."""
         return bool(self.module.has_bias)
 
-    @property
-    def up_name(self) -> str:
-        """Name of the first projection's parameter."""
-        return self.parameters[0]
-
     def description(self) -> dict[str, Any]:
         """What a store keeps of the module, for its manifest."""
         return {
