@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm
+from tierd.checkpoint.mapping import EXPERT, INV_FREQ, STACKED, DenseSpec, FamilyMapping, ModelShape, swiglu
 from tierd.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEEPSEEK_V3",
     "DEEPSEEK_V32",
-    "EXPERT",
-    "STACKED",
-    "VISION",
     "drafting_layers",
     "latent_dense",
     "sparse_layers",
@@ -29,18 +26,8 @@ __all__ = [
     "sparse_shape",
 ]
 
-EXPERT: Final = (
-    "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
-    "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
-    "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
-)
-STACKED: Final = StackedForm(
-    "model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"
-)
-VISION: Final = ("vision_tower.", "mm_projector.", "model.visual.", "visual.", "model.vision_tower.")
+_VISION: Final = ("vision_tower.", "mm_projector.", "model.visual.", "visual.", "model.vision_tower.")
 """Beginnings of the names of vision towers and what ties them to the text model."""
-
-_INV_FREQ: Final = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
 
 def sparse_layers(config: Config, *, leading: int = 3) -> list[int]:
@@ -73,12 +60,12 @@ def sparse_mlp(config: Config, shape: ModelShape, layer: int) -> dict[str, Dense
     prefix, hidden = f"model.layers.{layer}.mlp", shape.hidden_size
     experts = shape.layers.get(layer)
     if experts is None:
-        return _swiglu(prefix, config.integer("intermediate_size"), hidden)
+        return swiglu(prefix, config.integer("intermediate_size"), hidden)
     width = config.integer("n_shared_experts", default=1) * shape.intermediate_size
     return {
         f"{prefix}.gate.weight": DenseSpec((experts, hidden), keep_precision=True),
         f"{prefix}.gate.e_score_correction_bias": DenseSpec((experts,), keep_precision=True),
-    } | _swiglu(f"{prefix}.shared_experts", width, hidden)
+    } | swiglu(f"{prefix}.shared_experts", width, hidden)
 
 
 def latent_dense(config: Config, shape: ModelShape, *, indexed: Collection[int] = ()) -> dict[str, DenseSpec]:
@@ -148,14 +135,6 @@ def _indexer(config: Config, prefix: str, hidden: int) -> dict[str, DenseSpec]:
     }
 
 
-def _swiglu(prefix: str, width: int, hidden: int) -> dict[str, DenseSpec]:
-    return {
-        f"{prefix}.gate_proj.weight": DenseSpec((width, hidden)),
-        f"{prefix}.up_proj.weight": DenseSpec((width, hidden)),
-        f"{prefix}.down_proj.weight": DenseSpec((hidden, width)),
-    }
-
-
 def _dense(config: Config) -> dict[str, DenseSpec]:
     return latent_dense(config, sparse_shape(config))
 
@@ -171,9 +150,9 @@ DEEPSEEK_V3 = FamilyMapping(
     dense=_dense,
     expert=EXPERT,
     fused=(STACKED,),
-    skip=(_INV_FREQ,),
+    skip=(INV_FREQ,),
     kept=drafting_layers,
-    towers=VISION,
+    towers=_VISION,
 )
 
 DEEPSEEK_V32 = FamilyMapping(
@@ -183,6 +162,6 @@ DEEPSEEK_V32 = FamilyMapping(
     dense=_indexed_dense,
     expert=EXPERT,
     fused=(STACKED,),
-    skip=(_INV_FREQ,),
+    skip=(INV_FREQ,),
     kept=drafting_layers,
 )

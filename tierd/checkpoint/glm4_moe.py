@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.deepseek_v3 import EXPERT, STACKED, drafting_layers, sparse_mlp, sparse_shape
-from tierd.checkpoint.mapping import FamilyMapping, decoder_dense
+from tierd.checkpoint.deepseek_v3 import drafting_layers, sparse_mlp, sparse_shape
+from tierd.checkpoint.mapping import EXPERT, STACKED, FamilyMapping, decoder_dense
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.deepseek_v3 import EXPERT, STACKED, drafting_layers, latent_dense, sparse_shape
-from tierd.checkpoint.mapping import FamilyMapping
+from tierd.checkpoint.deepseek_v3 import drafting_layers, latent_dense, sparse_shape
+from tierd.checkpoint.mapping import EXPERT, STACKED, FamilyMapping
 from tierd.errors import UnsupportedModel
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
+from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, StackedForm, alike_layers, decoder_dense
 from tierd.store.formats import Activation
 
 if TYPE_CHECKING:
@@ -16,19 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["GPT_OSS"]
 
 
-def _shape(config: Config) -> ModelShape:
-    experts = config.integer("num_local_experts", "num_experts")
-    return ModelShape(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        top_k=config.integer("num_experts_per_tok", "experts_per_token", high=experts),
-        vocab_size=config.integer("vocab_size"),
-        layers=dict.fromkeys(range(config.integer("num_hidden_layers", high=1 << 16)), experts),
-    )
-
-
 def _dense(config: Config) -> dict[str, DenseSpec]:
-    shape = _shape(config)
+    shape = alike_layers(config)
     dense = decoder_dense(
         config,
         head_dim=config.integer("head_dim", default=64),
@@ -47,7 +36,7 @@ def _dense(config: Config) -> dict[str, DenseSpec]:
 GPT_OSS = FamilyMapping(
     family="gpt_oss",
     model_types=("gpt_oss",),
-    shape=_shape,
+    shape=alike_layers,
     dense=_dense,
     expert=(),
     fused=(

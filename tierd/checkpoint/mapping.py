@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tierd.store.formats import Activation
 
@@ -13,7 +13,18 @@ if TYPE_CHECKING:
 
     from tierd.checkpoint.config import Config
 
-__all__ = ["DenseSpec", "FamilyMapping", "ModelShape", "StackedForm", "decoder_dense"]
+__all__ = [
+    "EXPERT",
+    "INV_FREQ",
+    "STACKED",
+    "DenseSpec",
+    "FamilyMapping",
+    "ModelShape",
+    "StackedForm",
+    "alike_layers",
+    "decoder_dense",
+    "swiglu",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class ModelShape:
 class StackedForm:
     """All experts of a layer in two tensors; names are templates of {layer}.
 
-    Codes of quantised checkpoints lie beside them under the same names with a suffix (`published.py`), always with
+    Codes of quantised checkpoints lie beside them under the same names with a suffix (`expert_finder.py`), always with
     one row per output; `transposed` speaks of plain weights only.
 
     Attributes:
@@ -70,6 +81,20 @@ class StackedForm:
     interleaved: bool = False
     transposed: bool = False
     biases: tuple[str, str] | None = None
+
+
+EXPERT: Final = tuple(
+    f"model.layers.{{layer}}.mlp.experts.{{expert}}.{part}_proj.weight" for part in ("gate", "up", "down")
+)
+"""Names that most families give the matrices of an expert."""
+
+STACKED: Final = StackedForm(
+    "model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"
+)
+"""Names by which transformers saves all experts of a layer."""
+
+INV_FREQ: Final = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+"""What rotary embeddings are computed from, which older checkpoints have as a tensor."""
 
 
 def _nothing(_config: Config) -> tuple[str, ...]:
@@ -114,6 +139,27 @@ class FamilyMapping:
     def skips(self, name: str) -> bool:
         """True if the tensor is published but not needed."""
         return any(re.fullmatch(pattern, name) for pattern in self.skip)
+
+
+def alike_layers(config: Config, *, top_k: int | None = None) -> ModelShape:
+    """Sizes of the routed experts where all layers have the same; `top_k` is for a config that does not say it."""
+    experts = config.integer("num_local_experts", "num_experts")
+    return ModelShape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        top_k=config.integer("num_experts_per_tok", "experts_per_token", default=top_k, high=experts),
+        vocab_size=config.integer("vocab_size"),
+        layers=dict.fromkeys(range(config.integer("num_hidden_layers", high=1 << 16)), experts),
+    )
+
+
+def swiglu(prefix: str, width: int, hidden: int) -> dict[str, DenseSpec]:
+    """The three matrices of a block between `hidden` and `width`."""
+    return {
+        f"{prefix}.gate_proj.weight": DenseSpec((width, hidden)),
+        f"{prefix}.up_proj.weight": DenseSpec((width, hidden)),
+        f"{prefix}.down_proj.weight": DenseSpec((hidden, width)),
+    }
 
 
 def decoder_dense(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
+from tierd.checkpoint.mapping import (
+    STACKED,
+    DenseSpec,
+    FamilyMapping,
+    ModelShape,
+    StackedForm,
+    alike_layers,
+    decoder_dense,
+)
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
@@ -15,14 +23,7 @@ _BLOCK = "model.layers.{layer}.block_sparse_moe"
 
 
 def _shape(config: Config) -> ModelShape:
-    experts = config.integer("num_local_experts", "num_experts")
-    return ModelShape(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        top_k=config.integer("num_experts_per_tok", default=8, high=experts),
-        vocab_size=config.integer("vocab_size"),
-        layers=dict.fromkeys(range(config.integer("num_hidden_layers", high=1 << 16)), experts),
-    )
+    return alike_layers(config, top_k=8)
 
 
 def _dense(config: Config) -> dict[str, DenseSpec]:
@@ -61,7 +62,7 @@ MINIMAX_M2 = FamilyMapping(
     expert=tuple(f"{_BLOCK}.experts.{{expert}}.{part}.weight" for part in ("w1", "w3", "w2")),
     fused=(
         StackedForm(f"{_BLOCK}.experts.gate_up_proj", f"{_BLOCK}.experts.down_proj"),
-        StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),
+        STACKED,
     ),
     kept=_drafting,
 )

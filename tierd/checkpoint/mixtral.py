@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
+from tierd.checkpoint.mapping import (
+    INV_FREQ,
+    STACKED,
+    DenseSpec,
+    FamilyMapping,
+    StackedForm,
+    alike_layers,
+    decoder_dense,
+)
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
@@ -12,19 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["MIXTRAL"]
 
 
-def _shape(config: Config) -> ModelShape:
-    experts = config.integer("num_local_experts", "num_experts")
-    return ModelShape(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        top_k=config.integer("num_experts_per_tok", high=experts),
-        vocab_size=config.integer("vocab_size"),
-        layers=dict.fromkeys(range(config.integer("num_hidden_layers", high=1 << 16)), experts),
-    )
-
-
 def _dense(config: Config) -> dict[str, DenseSpec]:
-    shape = _shape(config)
+    shape = alike_layers(config)
     head_dim = config.integer("head_dim", default=shape.hidden_size // config.integer("num_attention_heads"))
     dense = decoder_dense(config, head_dim=head_dim, qk_norm=None, attention_bias=False)
     for layer, experts in shape.layers.items():
@@ -39,7 +36,7 @@ def _dense(config: Config) -> dict[str, DenseSpec]:
 MIXTRAL = FamilyMapping(
     family="mixtral",
     model_types=("mixtral",),
-    shape=_shape,
+    shape=alike_layers,
     dense=_dense,
     expert=(
         "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight",
@@ -51,7 +48,7 @@ MIXTRAL = FamilyMapping(
             "model.layers.{layer}.block_sparse_moe.experts.gate_up_proj",
             "model.layers.{layer}.block_sparse_moe.experts.down_proj",
         ),
-        StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),
+        STACKED,
     ),
-    skip=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+    skip=(INV_FREQ,),
 )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import FamilyMapping
-from tierd.checkpoint.qwen3_next import EXPERT, STACKED, drafting, hybrid_dense, hybrid_shape
+from tierd.checkpoint.mapping import EXPERT, STACKED, FamilyMapping
+from tierd.checkpoint.qwen3_moe import stepped_shape
+from tierd.checkpoint.qwen3_next import drafting, hybrid_dense
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
@@ -24,7 +25,7 @@ def _dense(config: Config) -> dict[str, DenseSpec]:
 QWEN3_5_MOE = FamilyMapping(
     family="qwen3_5_moe",
     model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
-    shape=hybrid_shape,
+    shape=stepped_shape,
     dense=_dense,
     expert=EXPERT,
     fused=(STACKED,),

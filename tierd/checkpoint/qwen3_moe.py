@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm, decoder_dense
+from tierd.checkpoint.mapping import EXPERT, STACKED, DenseSpec, FamilyMapping, ModelShape, decoder_dense, swiglu
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
 
-__all__ = ["QWEN3_MOE"]
+__all__ = ["QWEN3_MOE", "stepped_shape"]
 
 
-def _shape(config: Config) -> ModelShape:
+def stepped_shape(config: Config) -> ModelShape:
+    """Sizes of the routed experts: every `decoder_sparse_step`-th layer has some, unless `mlp_only_layers` names it."""
     experts = config.integer("num_experts", "num_local_experts")
     step = config.integer("decoder_sparse_step", default=1)
     dense_layers = set(config.integers("mlp_only_layers"))
@@ -30,7 +31,7 @@ def _shape(config: Config) -> ModelShape:
 
 
 def _dense(config: Config) -> dict[str, DenseSpec]:
-    shape = _shape(config)
+    shape = stepped_shape(config)
     hidden = shape.hidden_size
     head_dim = config.integer("head_dim", default=hidden // config.integer("num_attention_heads"))
     dense = decoder_dense(
@@ -44,22 +45,15 @@ def _dense(config: Config) -> dict[str, DenseSpec]:
         if layer in shape.layers:
             dense[f"{prefix}.gate.weight"] = DenseSpec((shape.layers[layer], hidden), keep_precision=True)
         else:
-            width = config.integer("intermediate_size")
-            dense[f"{prefix}.gate_proj.weight"] = DenseSpec((width, hidden))
-            dense[f"{prefix}.up_proj.weight"] = DenseSpec((width, hidden))
-            dense[f"{prefix}.down_proj.weight"] = DenseSpec((hidden, width))
+            dense |= swiglu(prefix, config.integer("intermediate_size"), hidden)
     return dense
 
 
 QWEN3_MOE = FamilyMapping(
     family="qwen3_moe",
     model_types=("qwen3_moe",),
-    shape=_shape,
+    shape=stepped_shape,
     dense=_dense,
-    expert=(
-        "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
-        "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
-        "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
-    ),
-    fused=(StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj"),),
+    expert=EXPERT,
+    fused=(STACKED,),
 )

@@ -1,26 +1,20 @@
 """Qwen3-Next (Qwen/Qwen3-Next-80B-A3B-Instruct): gated DeltaNet in three of four layers, gated attention in the others.
 
-Qwen3.5 and 3.6 have the same layers and publish their projections apart; `hybrid_shape` and `hybrid_dense` serve both.
+Qwen3.5 and 3.6 have the same layers and publish their projections apart; `hybrid_dense` serves both.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tierd.checkpoint.mapping import DenseSpec, FamilyMapping, ModelShape, StackedForm
+from tierd.checkpoint.mapping import EXPERT, STACKED, DenseSpec, FamilyMapping, swiglu
+from tierd.checkpoint.qwen3_moe import stepped_shape
 from tierd.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from tierd.checkpoint.config import Config
 
-__all__ = ["EXPERT", "QWEN3_NEXT", "STACKED", "drafting", "hybrid_dense", "hybrid_shape"]
-
-EXPERT = (
-    "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
-    "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
-    "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
-)
-STACKED = StackedForm("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj")
+__all__ = ["QWEN3_NEXT", "drafting", "hybrid_dense"]
 
 
 def _linear_layers(config: Config) -> frozenset[int]:
@@ -39,24 +33,6 @@ def _linear_layers(config: Config) -> frozenset[int]:
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
 
 
-def hybrid_shape(config: Config) -> ModelShape:
-    """Sizes of the routed experts; some layers may be dense, as in Qwen3-MoE."""
-    experts = config.integer("num_experts", "num_local_experts")
-    step = config.integer("decoder_sparse_step", default=1)
-    dense_layers = set(config.integers("mlp_only_layers"))
-    return ModelShape(
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        top_k=config.integer("num_experts_per_tok", high=experts),
-        vocab_size=config.integer("vocab_size"),
-        layers={
-            layer: experts
-            for layer in range(config.integer("num_hidden_layers", high=1 << 16))
-            if layer not in dense_layers and (layer + 1) % step == 0
-        },
-    )
-
-
 def hybrid_dense(config: Config, *, fused: bool) -> dict[str, DenseSpec]:
     """Every dense tensor of a model with DeltaNet and gated attention.
 
@@ -64,7 +40,7 @@ def hybrid_dense(config: Config, *, fused: bool) -> dict[str, DenseSpec]:
         config: of the checkpoint.
         fused: q, k, v and z of DeltaNet are one projection, b and a another; else qkv, z, b and a are apart.
     """
-    shape, linear = hybrid_shape(config), _linear_layers(config)
+    shape, linear = stepped_shape(config), _linear_layers(config)
     hidden = shape.hidden_size
     dense = {"model.embed_tokens.weight": DenseSpec((shape.vocab_size, hidden))}
     for layer in range(config.integer("num_hidden_layers")):
@@ -133,19 +109,11 @@ def _mlp(config: Config, prefix: str, experts: int | None) -> dict[str, DenseSpe
     """Router, shared expert and its gate, or one dense block where a layer has no routed experts."""
     hidden = config.integer("hidden_size")
     if experts is None:
-        return _swiglu(prefix, hidden, config.integer("intermediate_size"))
+        return swiglu(prefix, config.integer("intermediate_size"), hidden)
     return {
         f"{prefix}.gate.weight": DenseSpec((experts, hidden), keep_precision=True),
-        **_swiglu(f"{prefix}.shared_expert", hidden, config.integer("shared_expert_intermediate_size")),
+        **swiglu(f"{prefix}.shared_expert", config.integer("shared_expert_intermediate_size"), hidden),
         f"{prefix}.shared_expert_gate.weight": DenseSpec((1, hidden), keep_precision=True),
-    }
-
-
-def _swiglu(prefix: str, hidden: int, width: int) -> dict[str, DenseSpec]:
-    return {
-        f"{prefix}.gate_proj.weight": DenseSpec((width, hidden)),
-        f"{prefix}.up_proj.weight": DenseSpec((width, hidden)),
-        f"{prefix}.down_proj.weight": DenseSpec((hidden, width)),
     }
 
 
@@ -161,7 +129,7 @@ def _dense(config: Config) -> dict[str, DenseSpec]:
 QWEN3_NEXT = FamilyMapping(
     family="qwen3_next",
     model_types=("qwen3_next",),
-    shape=hybrid_shape,
+    shape=stepped_shape,
     dense=_dense,
     expert=EXPERT,
     fused=(STACKED,),
