@@ -125,6 +125,10 @@ class ConfigReader:
             raise self.refuse(name, "a token id or a list of token ids is expected")
         return tuple(ids)
 
+    def first_token_id(self, name: str) -> int | None:
+        """A token id, the first of a list of them, or None where the setting is absent, null or an empty list."""
+        return next(iter(self.token_ids(name)), None)
+
     def silu(self) -> None:
         """Requires `hidden_act` to be SiLU, under either of its names."""
         if self.value("hidden_act") not in (None, "silu", "swish"):

@@ -80,7 +80,7 @@ def read_latent_config(
     # transformers writes the rotary width as head_dim; some published configs write another number nobody reads.
     read.value("head_dim")
     rope = read_rope(read, theta=theta, head_dim=rotary, interleaved=True, yarn=True)
-    expert_width, bos = read.integer("moe_intermediate_size"), read.token_ids("bos_token_id")
+    expert_width = read.integer("moe_intermediate_size")
     read.silu()
     for training in ("aux_loss_alpha", "ep_size", "seq_aux"):
         read.value(training)
@@ -116,7 +116,7 @@ def read_latent_config(
         indexer=indexer,
         kept=drafting_layers(read, layers),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config

@@ -19,7 +19,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     """Sizes and switches from config.json, with the defaults of Glm4MoeConfig."""
     hidden_size, layers = read.integer("hidden_size"), read.integer("num_hidden_layers")
     heads, kv_heads, head_dim = head_sizes(read, hidden_size)
-    expert_width, bos = read.integer("moe_intermediate_size"), read.token_ids("bos_token_id")
+    expert_width = read.integer("moe_intermediate_size")
     read.silu()
     config = DecoderConfig(
         family="GLM-4.5",
@@ -45,7 +45,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         shared_width=expert_width * read.integer("n_shared_experts", default=1),
         kept=drafting_layers(read, layers),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config

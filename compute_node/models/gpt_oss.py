@@ -27,7 +27,6 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     if read.value("rope_parameters") is None and read.value("rope_scaling") is None:
         raise read.refuse("rope_parameters", "the family's rotary embeddings are stretched by settings that are absent")
     read.value("initial_context_length")
-    bos = read.token_ids("bos_token_id")
     window = read.integer("sliding_window", default=128)
     config = DecoderConfig(
         family="gpt-oss",
@@ -49,7 +48,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         expert_width=read.integer("intermediate_size", default=2880),
         routing=RoutingRule(renormalise=True),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config

@@ -47,7 +47,6 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     if rotary is not None and rotary != rope.rotary_dim:
         raise read.refuse("rotary_dim", f"it contradicts the {rope.rotary_dim} elements of partial_rotary_factor")
     read.silu()
-    bos = read.token_ids("bos_token_id")
     config = DecoderConfig(
         family="MiniMax M2",
         vocab_size=read.integer("vocab_size"),
@@ -68,7 +67,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         routing=RoutingRule(score="sigmoid", renormalise=True),
         kept=("model.mtp_modules.", "mtp."),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config

@@ -21,7 +21,6 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     hidden_size = read.integer("hidden_size", default=4096)
     heads, kv_heads, head_dim = head_sizes(read, hidden_size)
     read.silu()
-    bos = read.token_ids("bos_token_id")
     config = DecoderConfig(
         family="Mixtral",
         vocab_size=read.integer("vocab_size", default=32000),
@@ -41,7 +40,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         expert_width=read.integer("intermediate_size", default=14336),
         routing=RoutingRule(renormalise=True),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config

@@ -25,7 +25,6 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     if read.value("sliding_window") is not None:
         raise read.refuse("sliding_window", "the family has none")
     read.silu()
-    bos = read.token_ids("bos_token_id")
     config = DecoderConfig(
         family="OLMoE",
         vocab_size=read.integer("vocab_size", default=50304),
@@ -46,7 +45,7 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         expert_width=read.integer("intermediate_size", default=2048),
         routing=RoutingRule(renormalise=read.boolean("norm_topk_prob", default=False)),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config

@@ -14,7 +14,7 @@ from compute_node.models.decoder import DecoderBuilder
 from compute_node.models.decoder_config import DecoderConfig, head_sizes
 from compute_node.models.rope_settings import read_rope
 
-__all__ = ["decoder_layer", "read_config"]
+__all__ = ["decoder_layer", "passed_over_layers", "read_config"]
 
 
 def read_config(read: ConfigReader) -> DecoderConfig:
@@ -26,7 +26,6 @@ def read_config(read: ConfigReader) -> DecoderConfig:
     window = read.optional_integer("sliding_window")
     if not read.boolean("use_sliding_window", default=False):
         window = None
-    bos = read.token_ids("bos_token_id")
     rope = read_rope(read, theta=10000.0, head_dim=head_dim, yarn=True)
     config = DecoderConfig(
         family="Qwen3-MoE",
@@ -46,16 +45,16 @@ def read_config(read: ConfigReader) -> DecoderConfig:
         top_k=read.integer("num_experts_per_tok", default=8),
         expert_width=read.integer("moe_intermediate_size", default=768),
         routing=RoutingRule(renormalise=read.boolean("norm_topk_prob", default=False)),
-        dense_layers=_dense_layers(read, layers),
+        dense_layers=passed_over_layers(read, layers),
         dense_width=read.integer("intermediate_size", default=6144),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config
 
 
-def _dense_layers(read: ConfigReader, layers: int) -> frozenset[int]:
+def passed_over_layers(read: ConfigReader, layers: int) -> frozenset[int]:
     """Layers named in `mlp_only_layers`, and those that `decoder_sparse_step` passes over."""
     step = read.integer("decoder_sparse_step", default=1)
     dense = read.layer_numbers("mlp_only_layers", layers)

@@ -16,6 +16,7 @@ from compute_node.models.config_reader import ConfigReader
 from compute_node.models.decoder import DecoderBuilder
 from compute_node.models.decoder_config import DecoderConfig
 from compute_node.models.delta_net_sizes import DeltaNetSizes
+from compute_node.models.qwen3_moe import passed_over_layers
 from compute_node.models.rope_settings import read_rope
 
 __all__ = ["cache_layout", "decoder_layer", "read_config", "read_hybrid"]
@@ -50,7 +51,6 @@ def read_hybrid(
         raise read.refuse("mamba_ssm_dtype", "recurrent states are float32")
     heads = read.integer("num_attention_heads", default=16)
     head_dim = read.integer("head_dim", default=256)
-    bos = read.token_ids("bos_token_id")
     axes = ("mrope_section", "mrope_interleaved")
     rope = read_rope(read, theta=10000.0, head_dim=head_dim, share=0.25, yarn=True, ignored=axes)
     config = DecoderConfig(
@@ -71,24 +71,17 @@ def read_hybrid(
         top_k=read.integer("num_experts_per_tok", default=top_k),
         expert_width=read.integer("moe_intermediate_size", default=512),
         routing=RoutingRule(renormalise=read.boolean("norm_topk_prob", default=True)),
-        dense_layers=_dense_layers(read, layers),
+        dense_layers=passed_over_layers(read, layers),
         dense_width=read.integer("intermediate_size", default=5632),
         shared_width=read.integer("shared_expert_intermediate_size", default=512),
         centred_norms=True,
         delta_net=_delta_net(read, layers, fused=fused),
         kept=("mtp.",),
         eos_token_ids=read.token_ids("eos_token_id"),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=read.first_token_id("bos_token_id"),
     )
     read.finish()
     return config
-
-
-def _dense_layers(read: ConfigReader, layers: int) -> frozenset[int]:
-    """Layers named in `mlp_only_layers`, and those that `decoder_sparse_step` passes over."""
-    step = read.integer("decoder_sparse_step", default=1)
-    dense = read.layer_numbers("mlp_only_layers", layers)
-    return dense | {layer for layer in range(layers) if (layer + 1) % step}
 
 
 def _delta_net(read: ConfigReader, layers: int, *, fused: bool) -> DeltaNetSizes:
