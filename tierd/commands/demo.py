@@ -46,7 +46,7 @@ def demo(
     compare: Annotated[bool, typer.Option(help="Run again with all experts in RAM, and compare the tokens.")] = True,
     keep_running: Annotated[bool, typer.Option(help="Leave daemon and node running, and say where they are.")] = False,
     http: Annotated[
-        str, typer.Option(help="With --keep-running: where the daemon's metrics answer.")
+        str, typer.Option(help="With --keep-running: where the daemon's page and metrics answer.")
     ] = "127.0.0.1:9480",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -220,7 +220,7 @@ def _stay(store: ExpertStore, arena: str, http: str) -> None:
     """Daemon and node until the person has had enough."""
     daemon = PrivateDaemon(store.path, "--arena", arena, "--http", http)
     try:
-        print(f"\nThe daemon runs: http://{http}/metrics · {daemon.address}")
+        print(f"\nThe daemon runs: its page at http://{http}/, metrics at /metrics · {daemon.address}")
         print(f"Another node for it: compute-node generate {daemon.address} -p 'Once upon a time'")
         print(
             "This node continues what you type; /quit or Ctrl-C ends both."
