@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tierd.errors import DaemonUnavailable, UsageError
 
-__all__ = ["Address", "default_socket", "parse_address", "parse_target", "runtime_directory"]
+__all__ = ["MAX_SOCKET_PATH", "Address", "default_socket", "parse_address", "parse_target", "runtime_directory"]
 
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-# struct sockaddr_un holds 108 bytes with the final zero (unix(7)).
-_MAX_SOCKET_PATH = 107
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path: struct sockaddr_un holds 108 with the final zero (unix(7))."""
+
 _DNS = "dns:///"
 _LISTS = {"ipv4": 4, "ipv6": 6}
 _MOST_LISTED = 64
@@ -96,9 +97,9 @@ def parse_address(text: str, *, option: str) -> Address:
     """
     if text.startswith("unix:"):
         path = Path(text[len("unix:") :]).expanduser().absolute()
-        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise UsageError(
-                f"{option}: the socket path {path} is longer than the {_MAX_SOCKET_PATH} bytes that Linux allows",
+                f"{option}: the socket path {path} is longer than the {MAX_SOCKET_PATH} bytes that Linux allows",
                 hint="Choose a shorter path.",
             )
         return Address(path=path)

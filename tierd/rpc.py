@@ -48,6 +48,7 @@ CHUNK_BYTES = 1 << 20
 """Bulk bytes travel in chunks of 1 MiB, the fastest size on loopback."""
 
 MAX_NAME_LENGTH = 64
+"""Characters of a node's name."""
 
 KEEPALIVE_SECONDS = 10.0
 """Silence after which a peer is asked for a sign of life; it has half as long again to give one."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from tierd.addresses import MAX_SOCKET_PATH
 from tierd.arena.attach_wire import HELLO_BYTES, TOKEN_BYTES, token_of
 from tierd.errors import ArenaError, LimitExceeded
 
@@ -32,8 +33,6 @@ __all__ = ["AttachServer"]
 _OFFER_SECONDS: Final = 10.0
 _HELLO_SECONDS: Final = 5.0
 _MAX_OFFERS: Final = 256
-_MAX_PATH_BYTES: Final = 107
-"""Of a Unix socket's path, by the size of sockaddr_un (unix(7))."""
 _PEER: Final = struct.Struct("iII")
 
 _log = structlog.get_logger(__name__)
@@ -200,9 +199,9 @@ class AttachServer:
 
 
 def _listen(path: Path) -> socket.socket:
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ArenaError(
-            f"the attach socket's path is longer than {_MAX_PATH_BYTES} bytes: {path}",
+            f"the attach socket's path is longer than {MAX_SOCKET_PATH} bytes: {path}",
             hint="Choose a shorter directory for the socket.",
         )
     try:

@@ -82,7 +82,7 @@ def open_far(
     store = RemoteStore(
         address, loop, far.access, cache=(lambda fingerprint: StoreCache(folder, limit, fingerprint)) if limit else None
     )
-    store.checksum(0)
+    store.checksum(0)  # fetches the index, so that the first record does not have to wait for it
     whole = store.manifest.geometry.experts_total * store.manifest.geometry.slot_bytes
     by_bytes = BytesSource(
         address,

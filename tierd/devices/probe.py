@@ -68,10 +68,10 @@ class DriveProbe:
 def probe_drive(
     paths: Sequence[Path], *, record_bytes: int, wrapper: TransferWrapper | None = None, seconds: float = _SECONDS
 ) -> DriveProbe:
-    """Measure a drive; takes `seconds` plus one read, or a second more if that hangs. Never raises.
+    """Measure a drive; takes `seconds` plus one read, or a second more if that hangs. Problems are told in `how`.
 
     Args:
-        paths: its shard files.
+        paths: its shard files, at least one.
         record_bytes: size of the records; longer ones are measured by their first 4 MiB.
         wrapper: stands around the transfers, such as a throttle.
         seconds: bound on the time.

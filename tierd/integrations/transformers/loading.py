@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import weakref
 from pathlib import Path
@@ -316,7 +317,7 @@ def _device_tier(
     size = torch.finfo(dtype).bits // 8
     largest = max(
         sum(
-            _count(part.shape) * size
+            math.prod(part.shape) * size
             for part in layout.parts
             if part.name in ("gate", "up", "down") or part.name.endswith(".bias")
         )
@@ -329,13 +330,6 @@ def _device_tier(
         geometry=geometry,
         expert_bytes=largest,
     )
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _note_phase(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
