@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from compute_node.engine.executor import Executor
-from tierd.errors import DriveError
+from tierd.errors import ArenaError, DriveError
+from tierd.memory_limits import group_limits, host_memory, private_bytes
 from tierd.state import state_directory
 from tierd.store.checksums import sha256
 from tierd.store.reading import huge_page_buffer
@@ -142,25 +143,14 @@ def _bytes_to_read() -> int:
     return min(max(4 * cache_bytes, 2 * _LEAST_BYTES), _MOST_BYTES, spare_memory() // _MEMORY_SHARE) // 4096 * 4096
 
 
-def spare_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may still take: the host's, and what the control groups above it (version 2) have left.
-
-    Args:
-        root: where `proc` and `sys` are found.
-    """
-    words = _line(root / "proc/meminfo", "MemAvailable").split()
-    found = [int(words[0]) * 1024 if words and words[0].isdigit() else 0]
-    top = root / "sys/fs/cgroup"
-    folder = top / _line(root / "proc/self/cgroup", "0").removeprefix(":").lstrip("/")
-    for step in (folder, *folder.parents):
-        if not step.is_relative_to(top):
-            break
-        try:
-            most, used = ((step / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-            found.append(max(0, int(most) - int(used)))
-        except (OSError, ValueError):
-            continue  # no limit here
-    return min(found)
+def spare_memory() -> int:
+    """Bytes that this process may still take: of the host's, and of what the control groups around it have left."""
+    try:
+        available = host_memory().available
+    except ArenaError:
+        return 0
+    own = private_bytes()
+    return max(0, min([available, *(group.limit - group.used - own for group in group_limits())]))
 
 
 def _line(file: Path, name: str) -> str:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 from compute_node.engine.cache_layout import CacheLayout
 from compute_node.kernels.pages import PAGE
 from tierd.errors import UsageError
+from tierd.memory_limits import group_limits
 from tierd.sizes import format_bytes
 
 __all__ = ["memory_of_this_host", "pages_of"]
 
 _SHARE: Final = 4
 """Without a stated budget the cache takes at most RAM divided by this."""
-_GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_of_this_host() -> int:
-    """Bytes of RAM, or the control group's limit (as a container sees it) where that is lower."""
+    """Bytes of RAM, or what the control groups around this process allow (containers, systemd) where that is less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = _GROUP_LIMIT.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return memory
-    return min(memory, int(limit)) if limit.isdecimal() else memory
+    return min([memory, *(group.limit for group in group_limits())])
 
 
 def pages_of(layout: CacheLayout, *, context: int, sequences: int, budget: int | None) -> int:

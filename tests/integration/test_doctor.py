@@ -26,7 +26,7 @@ from tierd.doctor.host_checks import MemoryRoom, check_memory, memory_room
 from tierd.doctor.settings_checks import check_settings
 from tierd.doctor.store_checks import check_samples, sample_records
 from tierd.errors import UsageError
-from tierd.service.memory_limits import GroupLimit, HostMemory
+from tierd.memory_limits import GroupLimit, HostMemory
 from tierd.settings import ServeSettings
 from tierd.store.store import ExpertStore
 from tierd.store.synthetic import make_store

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tierd.errors import UsageError
+from tierd.memory_limits import HostMemory
 from tierd.service import ram
 from tierd.service.budget import DaemonFacts, fixed_items
-from tierd.service.memory_limits import HostMemory
 from tierd.service.ram import ArenaSize, RamKeeper, arena_size
 from tierd.settings import ServeSettings
 

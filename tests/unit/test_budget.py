@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierd.errors import UsageError
+from tierd.memory_limits import GroupLimit, HostMemory
 from tierd.service.budget import DaemonFacts, choose_ram, fixed_items, plan_budget
-from tierd.service.memory_limits import GroupLimit, HostMemory
 
 MIB, GIB = 1 << 20, 1 << 30
 FACTS = DaemonFacts(experts=64, slot_bytes=MIB, top_k=2, spares=3, max_sessions=4)

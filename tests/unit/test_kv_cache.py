@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from compute_node.engine import cache_budget
 from compute_node.engine.cache_budget import memory_of_this_host, pages_of
 from compute_node.engine.cache_layout import CacheLayout, Plane
 from compute_node.engine.kv_cache import KVCache
@@ -18,6 +19,7 @@ from compute_node.engine.saved_sequence import restore_sequence, save_sequence
 from compute_node.kernels.op import address_of
 from compute_node.kernels.pages import PAGE, slot_of
 from tierd.errors import LimitExceeded, UsageError
+from tierd.memory_limits import GroupLimit
 
 ROWS = CacheLayout({"rows": Plane(1, 1)})
 CONTEXT = 200
@@ -240,6 +242,16 @@ def test_budgets_are_whole_pages_and_hold_at_least_one():
     most = memory_of_this_host() // 4 // layout.page_bytes
     assert pages_of(layout, context=PAGE, sequences=1 << 30, budget=None) < most + 1
     assert pages_of(ROWS, context=1 << 40, sequences=2, budget=None) == (1 << 40) // PAGE
+
+
+def test_a_control_group_bounds_the_cache(monkeypatch):
+    """As systemd's MemoryMax= does, and a container's limit."""
+    whole = memory_of_this_host()
+    monkeypatch.setattr(
+        cache_budget, "group_limits", lambda: [GroupLimit("outer", 1 << 62, 0), GroupLimit("g", 8192, 0)]
+    )
+    assert memory_of_this_host() == 8192 < whole
+    assert pages_of(ROWS, context=PAGE, sequences=100, budget=None) == 8192 // 4 // ROWS.page_bytes
 
 
 def test_places_and_pages_are_bounded():

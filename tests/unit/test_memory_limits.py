@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierd.errors import ArenaError
-from tierd.service.memory_limits import GroupLimit, HostMemory, group_limits, host_memory, read_text
+from tierd.memory_limits import GroupLimit, HostMemory, group_limits, host_memory, read_text
 
 MIB = 1 << 20
 V2_MOUNT = "31 23 0:28 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"

@@ -14,6 +14,7 @@ from compute_node.bench.random_model import RandomModel
 from compute_node.engine.limit import DecodeCost, SpeedLimit, dense_bytes_of_a_token, expert_bytes_of_a_token
 from tierd.checkpoint.convert import convert
 from tierd.client.limit_words import LOSSES, limit_words
+from tierd.memory_limits import GroupLimit, HostMemory
 from tierd.store.store import ExpertStore
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -153,18 +154,16 @@ def test_nothing_is_measured_where_memory_is_short(measured, tmp_path, monkeypat
     assert not measured
 
 
-def test_spare_memory_is_the_least_of_host_and_control_groups(tmp_path):
-    group = tmp_path / "sys/fs/cgroup/a/b"
-    group.mkdir(parents=True)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    assert bandwidth.spare_memory(tmp_path) == 1000 * 1024
-    for folder, most, used in ((group, "max", 5), (group.parent, 900, 100)):
-        (folder / "memory.max").write_text(f"{most}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-    assert bandwidth.spare_memory(tmp_path) == 800
-    assert bandwidth.spare_memory(tmp_path / "nowhere") == 0
+def test_spare_memory_is_the_least_of_host_and_control_groups(monkeypatch):
+    groups = []
+    monkeypatch.setattr(bandwidth, "host_memory", lambda: HostMemory(total=2000, available=1000))
+    monkeypatch.setattr(bandwidth, "group_limits", lambda: groups)
+    monkeypatch.setattr(bandwidth, "private_bytes", lambda: 50)
+    assert bandwidth.spare_memory() == 1000
+    groups += [GroupLimit("a", 5000, 0), GroupLimit("b", 900, 100)]
+    assert bandwidth.spare_memory() == 750
+    groups.append(GroupLimit("c", 900, 870))
+    assert bandwidth.spare_memory() == 0
 
 
 def test_plain_reading_is_timed():

@@ -19,10 +19,10 @@ from tierd.commands.plan_figures import DriveSpeed, Prediction, RamRow, format_f
 from tierd.commands.plan_speed import MeasuredRun, load_run
 from tierd.devices.probe import DEFAULT_DEPTH
 from tierd.errors import UsageError
+from tierd.memory_limits import group_limits, host_memory
 from tierd.policy.trace import Trace, load_trace
 from tierd.service.budget import AUTO, DaemonFacts, choose_ram, fixed_items, plan_budget
 from tierd.service.drives import Drives
-from tierd.service.memory_limits import group_limits, host_memory
 from tierd.service.ram import facts_of
 from tierd.settings import ServeSettings
 from tierd.sizes import format_bytes, format_count, format_share

@@ -15,8 +15,8 @@ from tierd.arena.memory import EXTENT_BYTES, SharedPayload
 from tierd.devices.probe import DEFAULT_DEPTH
 from tierd.doctor.check import Check, Status
 from tierd.errors import ArenaError, UsageError
+from tierd.memory_limits import GroupLimit, HostMemory, group_limits, host_memory
 from tierd.service.budget import AUTO, DaemonFacts, choose_ram, plan_budget
-from tierd.service.memory_limits import GroupLimit, HostMemory, group_limits, host_memory
 from tierd.sizes import format_bytes, format_share
 from tierd.state import state_directory
 from tierd.store.store import ExpertStore

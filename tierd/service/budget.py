@@ -13,7 +13,7 @@ from typing import Final
 
 from tierd.arena.session_block import session_memory
 from tierd.errors import UsageError
-from tierd.service.memory_limits import GroupLimit, HostMemory
+from tierd.memory_limits import GroupLimit, HostMemory
 from tierd.sizes import format_bytes, parse_share
 
 __all__ = [

@@ -10,9 +10,9 @@ import structlog
 
 from tierd.arena.arena import Arena
 from tierd.broker.broker import Broker
+from tierd.memory_limits import HostMemory, group_limits, host_memory, private_bytes
 from tierd.policy.waves import wave_size
 from tierd.service.budget import AUTO, Budget, DaemonFacts, RamChoice, choose_ram, fixed_items, plan_budget
-from tierd.service.memory_limits import HostMemory, group_limits, host_memory, private_bytes
 from tierd.settings import ServeSettings
 from tierd.sizes import format_bytes, parse_share
 from tierd.store.store import ExpertStore

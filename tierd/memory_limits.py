@@ -1,6 +1,6 @@
 """How much memory there is: the host's, and what the control groups of this process allow, all the way up.
 
-A daemon in a container sees the host's memory in /proc/meminfo and is killed at its group's limit; systemd's
+A process in a container sees the host's memory in /proc/meminfo and is killed at its group's limit; systemd's
 `MemoryMax=` is such a limit too. Everything here is read from a handful of small files, by way of a function that
 tests replace (cgroups(7); kernel documentation, admin-guide/cgroup-v2 and admin-guide/cgroup-v1/memory).
 """
