@@ -63,6 +63,7 @@ class Session:
         self._tiers = tiers
         self._watch = watch or Unwatched()
         self._unsent: list[pb.OpenSessionResponse] = []
+        self._notice: pb.Notice | None = None  # the last of what is unsent, if it is one
         self._wake = asyncio.Event()
         self._asked = 0
         self._left = 0
@@ -85,15 +86,15 @@ class Session:
             self._left -= len(granted) + len(refused)
             if self._left <= _LAST_FEW:
                 self._end_pause()
-        last = self._unsent[-1] if self._unsent else None
-        if last is None or last.WhichOneof("message") != "notice" or last.notice.acquire_id != acquire_id:
-            last = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))
-            self._send(last, pausing=self._paced is not None)
-        ready, failed = last.notice.ready, last.notice.failed
+        notice = self._notice
+        if notice is None or notice.acquire_id != acquire_id:
+            message = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))
+            self._send(message, pausing=self._paced is not None)
+            notice = self._notice = message.notice
         for g in granted:
-            ready.add(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
+            notice.ready.add(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
         for r in refused:
-            failed.add(expert=r.expert, reason=_REASONS[r.reason], detail=r.detail)
+            notice.failed.add(expert=r.expert, reason=_REASONS[r.reason], detail=r.detail)
 
     def drain(self, reason: str) -> None:
         """Tell the node that the daemon is stopping."""
@@ -120,6 +121,7 @@ class Session:
 
     def _send(self, message: pb.OpenSessionResponse, *, pausing: bool = False) -> None:
         self._unsent.append(message)
+        self._notice = None
         if not pausing:
             self._wake.set()
         if len(self._unsent) > _MAX_UNSENT_NOTICES:
@@ -131,7 +133,7 @@ class Session:
             await self._wake.wait()
             self._wake.clear()
             while self._unsent and self.error is None:
-                batch, self._unsent = self._unsent, []
+                batch, self._unsent, self._notice = self._unsent, [], None
                 for message in batch:
                     if self.error is None:
                         await stream.write(message)
