@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from tierd import __version__
 from tierd.errors import TierdError
-from tierd.terminal import join_help_lines
+from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
 
 __all__ = ["build_app", "main"]
 
@@ -77,9 +77,7 @@ def build_app() -> typer.Typer:
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command and leaves with its exit code: 0 done, 1 a problem, 2 wrong use, 130 or 143 on a signal."""
     given = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):
-        # Text is UTF-8 end to end, whatever the locale says.
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    settle_streams()
     # A polite end closes the session, and the private daemon with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     sys.exit(_run(given))
@@ -106,10 +104,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: a defect is reported in one line
         if show_traceback:
             traceback.print_exc()
-        _say(
-            f"unexpected {type(error).__name__}: {error}",
-            "This is a defect; --traceback before the command shows where.",
-        )
+        _say(*explain_unexpected(error))
         return 1
     return code
 

@@ -12,6 +12,7 @@ import grpc.aio
 from tierd.addresses import Address
 from tierd.errors import UsageError
 from tierd.rpc import CHANNEL_OPTIONS
+from tierd.small_files import read_at_most
 
 __all__ = ["LOCAL_ACCESS", "TOKEN_HEADER", "Access", "read_pem", "read_tokens"]
 
@@ -83,7 +84,7 @@ LOCAL_ACCESS = Access()
 def read_pem(path: Path, option: str) -> bytes:
     """A certificate or key file; UsageError naming `option` if it cannot be read."""
     try:
-        data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
+        data = read_at_most(path, _MAX_FILE_BYTES)
     except OSError as error:
         raise UsageError(f"{option}: {path} cannot be read: {error.strerror}") from error
     if b"-----BEGIN " not in data:
@@ -98,7 +99,7 @@ def read_tokens(path: Path) -> list[str]:
         UsageError: it cannot be read, holds none, or one that is too short, too long or not plain ASCII.
     """
     try:
-        text = path.read_text(encoding="ascii") if path.stat().st_size <= _MAX_FILE_BYTES else ""
+        text = read_at_most(path, _MAX_FILE_BYTES).decode("ascii")
     except OSError as error:
         raise UsageError(f"--token-file: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from tierd import __version__
 from tierd.errors import TierdError
 from tierd.observe.logs import configure_logs
-from tierd.terminal import join_help_lines
+from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -39,9 +40,12 @@ COMMANDS = (
 
 
 def _root(
+    *,
     version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
 ) -> None:
     """Keep the experts of Mixture-of-Experts models on tiers, and serve them to compute nodes."""
+    del with_traceback  # main() looks for it itself: it must know it even when parsing fails
     if version:
         print(f"tierd {__version__}")
         raise typer.Exit
@@ -65,13 +69,24 @@ def build_app(wanted: str = "") -> typer.Typer:
 
 def main() -> None:
     """Run the command line; errors become one message and an exit code."""
+    settle_streams()
     configure_logs("warning")  # on stderr: standard output is for answers. `serve` sets its own level.
     try:
         build_app(*sys.argv[1:2])(prog_name="tierd")
     except TierdError as error:
-        print(f"tierd: {error}", file=sys.stderr)
+        _say(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:  # noqa: BLE001 - the last resort: a defect is reported in one line
+        message, hint = explain_unexpected(error)
+        _say(f"{message}\n  {hint}" if hint else message)
+        sys.exit(1)
+
+
+def _say(text: str) -> None:
+    if "--traceback" in sys.argv[1:]:
+        traceback.print_exc()
+    print(f"tierd: {text}", file=sys.stderr)

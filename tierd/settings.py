@@ -14,8 +14,11 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tierd.errors import UsageError
+from tierd.small_files import read_at_most
 
 __all__ = ["HistoryMode", "LayeredSettings", "PrefetchMode", "ProfileMode", "ServeSettings"]
+
+_MAX_FILE_BYTES = 1 << 20
 
 
 class HistoryMode(StrEnum):
@@ -108,8 +111,8 @@ def _unknown(config: Path, table: str, name: str, known: tuple[str, ...]) -> Usa
 
 def _read_table(config: Path, table: str) -> dict[str, Any]:
     try:
-        content = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(read_at_most(config, _MAX_FILE_BYTES).decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{config}: cannot be read as settings: {error}") from error
     values = content.get(table, {})
     if not isinstance(values, dict):

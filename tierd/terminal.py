@@ -1,8 +1,12 @@
-"""How output fits where it goes: lines of a terminal's width on one, whole lines without trailing blanks in a pipe."""
+"""How output fits where it goes: lines of a terminal's width on one, whole lines without trailing blanks in a pipe.
+
+Text is UTF-8 end to end, whatever the locale says.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 import textwrap
@@ -12,10 +16,40 @@ import typer
 from rich.console import Console, RenderableType
 from typer.models import CommandInfo, TyperInfo
 
-__all__ = ["join_help_lines", "show", "show_hanging", "wide_console"]
+__all__ = ["explain_unexpected", "join_help_lines", "settle_streams", "show", "show_hanging", "wide_console"]
 
 _PIPE_WIDTH: Final = 200
 _LEAST_WIDTH: Final = 40
+
+
+def settle_streams() -> None:
+    """Make standard output and errors hold any text; first of all in a program.
+
+    What is no text, such as a file's name that is not UTF-8, is written with escapes. A descriptor that came closed is
+    opened on nothing: otherwise the first file that is opened would get its number, and everything printed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def explain_unexpected(error: Exception) -> tuple[str, str]:
+    """Message and hint for an error that no command foresaw: the system's word, or else a defect of the program."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, ""
+    if isinstance(error, MemoryError):
+        return "there is no memory left", ""
+    return (
+        f"unexpected {type(error).__name__}: {error}",
+        "This is a defect; --traceback before the command shows where.",
+    )
 
 
 def wide_console(*, stderr: bool = False) -> Console:

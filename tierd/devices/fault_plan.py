@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tierd.devices.device import RecordRead
 from tierd.errors import UsageError
+from tierd.small_files import read_at_most
 
 __all__ = ["FaultPlan", "FaultRule", "ThrottleRule", "read_fault_plan"]
 
@@ -161,7 +162,7 @@ def read_fault_plan(path: Path) -> FaultPlan:
         UsageError: the file cannot be read, or a field is wrong; it is named.
     """
     try:
-        text = path.read_bytes()[:_MAX_BYTES].decode()
+        text = read_at_most(path, _MAX_BYTES).decode()
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a fault plan: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tierd.errors import UsageError
+from tierd.small_files import read_at_most
 
 __all__ = ["read_uses"]
 
@@ -27,9 +29,8 @@ def read_uses(path: Path, fingerprint: str) -> np.ndarray:
         UsageError: the file cannot be read, is neither, or belongs to another store.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path}: longer than the {_MAX_BYTES} bytes that a usage history may have")
-        table = np.load(path, allow_pickle=False) if path.suffix == ".npy" else json.loads(path.read_bytes())
+        data = read_at_most(path, _MAX_BYTES)
+        table = np.load(io.BytesIO(data), allow_pickle=False) if path.suffix == ".npy" else json.loads(data)
         if isinstance(table, dict):
             _check_fingerprint(path, table, fingerprint)
             table = table["counts"]

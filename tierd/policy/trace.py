@@ -113,6 +113,8 @@ def load_trace(path: Path) -> Trace:
     Raises:
         UsageError: the file cannot be read, or is no trace; says what is wrong.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: cannot be read as a trace: it is no file")
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:

@@ -18,6 +18,7 @@ from tierd.policy.policy import EvictionPolicy
 from tierd.policy.usage import Recalls, RecordedPolicy, UsageCounts
 from tierd.service.history import HistoryFile, history_path
 from tierd.settings import HistoryMode, ServeSettings
+from tierd.small_files import read_at_most
 from tierd.store.store import ExpertStore
 
 __all__ = ["NO_PINS", "Remembering", "read_pins"]
@@ -173,9 +174,7 @@ def read_pins(store: ExpertStore, path: Path) -> list[int]:
         UsageError: it cannot be read, or a line is none; the message names it.
     """
     try:
-        if path.stat().st_size > _MAX_PIN_BYTES:
-            raise UsageError(f"--pin: {path} is longer than {_MAX_PIN_BYTES} bytes")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_at_most(path, _MAX_PIN_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--pin: {path} cannot be read: {error}", hint="Give a text file, or none.") from None
     flats: dict[int, None] = {}
