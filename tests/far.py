@@ -14,6 +14,7 @@ import pytest
 import trustme
 from daemons import PROMPT, START_SECONDS, STOP_SECONDS, eventually
 
+from compute_node.engine.arithmetic import ARITHMETIC, named_numerics
 from compute_node.engine.generate import Finished, GenerationParams, Generator
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
@@ -43,8 +44,8 @@ def daemon(serve_module, embedded_store):
 def open_far(name, *, numerics="exact", arena=None, patience=20.0, told=None, **far):
     """The source of a node that is told nothing but an address."""
     return open_source(
-        str(name), name="far", numerics=numerics, kernel_path=kernel_path(), arena=arena, patience=patience,
-        far=FarOptions(**{"experts": "bytes"} | far), tell=(told if told is not None else []).append,
+        str(name), name="far", numerics=named_numerics(numerics), kernel_path=kernel_path(), arena=arena,
+        patience=patience, far=FarOptions(**{"experts": "bytes"} | far), tell=(told if told is not None else []).append,
     )  # fmt: skip
 
 
@@ -66,8 +67,9 @@ def tokens(generator, count=12, prompt=PROMPT):
 
 @contextlib.contextmanager
 def worker_here(
-    store, *, listen=None, numerics="exact", path=None, protection=None, rows=64, fingerprint=None, told=None
-):
+    store, *, listen=None, numerics="exact", arithmetic=ARITHMETIC, path=None, protection=None, rows=64,
+    fingerprint=None, told=None,
+):  # fmt: skip
     """A worker in a thread of this process."""
     opened = ExpertStore.open(store)
     with (
@@ -76,7 +78,7 @@ def worker_here(
         Worker(
             listen or Address(host="127.0.0.1", port=0),
             protection or Protection(),
-            WorkerIdentity(fingerprint or opened.fingerprint, numerics, path or kernel_path()),
+            WorkerIdentity(fingerprint or opened.fingerprint, f"{numerics} {arithmetic}", path or kernel_path()),
             work,
             max_nodes=8,
             tell=(told if told is not None else []).append,

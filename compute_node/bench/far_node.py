@@ -19,6 +19,7 @@ import numpy as np
 from compute_node.bench.far_link import NODE_LINK
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.token_walk import TokenWalk
+from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.generate import Finished, GenerationParams, Generator
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
@@ -41,7 +42,7 @@ def run(options: dict[str, Any], lines: Any, say: Callable[[dict[str, Any]], Non
     source = open_source(
         options["store"],
         name="bench far",
-        numerics=options["numerics"],
+        numerics=named_numerics(options["numerics"]),
         kernel_path=kernel_path(),
         arena=options["arena"],
         far=FarOptions(experts=options["experts"], workers=tuple(options["workers"]), store_cache="0"),

@@ -9,6 +9,7 @@ from compute_node.commands.opening import Opened
 from compute_node.commands.report import AnswerReport, snapshot
 from compute_node.commands.session_file import SessionFile
 from compute_node.commands.warm_file import load_warm, save_warm
+from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.generate import Finished, GenerationParams
 from compute_node.engine.kv_cache import KVCache
 from compute_node.text.chat_template import ChatTemplate
@@ -144,6 +145,6 @@ class Conversation:
         opened = self._opened
         return {
             "fingerprint": opened.source.store.fingerprint,
-            "numerics": opened.model.numerics,
+            "numerics": named_numerics(opened.model.numerics),
             "kernel_path": opened.kernel_path,
         }

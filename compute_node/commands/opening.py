@@ -11,6 +11,7 @@ from rich.console import Console
 
 from compute_node.commands.engine_choice import NATIVE, TRANSFORMERS, check_installed, choose_engine, make_model
 from compute_node.commands.far_options import far_options
+from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.language_model import LanguageModel
@@ -97,7 +98,7 @@ def open_store(
         messages=settings.messages,
         far=far_options(settings),
         name=name,
-        numerics=settings.numerics,
+        numerics=named_numerics(settings.numerics),
         kernel_path=path,
     )
     with closing(source):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -22,6 +18,7 @@ from compute_node.commands.opening import open_store
 from compute_node.server.settings import ApiSettings
 from tierd.client.loop_thread import LoopThread
 from tierd.option_tables import Given, OptionTable, with_options
+from tierd.stopping import stopped_by_signals
 from tierd.terminal import show_hanging
 
 if TYPE_CHECKING:
@@ -146,11 +143,11 @@ def serve(
     # Before the weights are loaded.
     check_address(api)
     console = Console(stderr=True, highlight=False)
-    loop = LoopThread.shared()
+    loop, stopped = LoopThread.shared(), threading.Event()
     with (
         open_store(store, settings, name="serve", serving=True, console=console) as opened,
         serving(opened, store, settings, api, loop.loop) as served,
-        _stopped_by_signals() as stopped,
+        stopped_by_signals(stopped.set),
     ):
         sys.setswitchinterval(_SWITCH_SECONDS)
         show_hanging(console, opened.headline(), indent=2, style="dim")
@@ -173,22 +170,3 @@ def _run(served: Served, loop: LoopThread, stopped: threading.Event, drain_secon
         answering.result(drain_seconds + _SLACK_SECONDS)
     except TimeoutError:
         answering.cancel()
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second one does what it did before."""
-    stopped = threading.Event()
-    before: dict[int, Any] = {}
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-        signal.signal(number, before[number])
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, stop)
-    try:
-        yield stopped
-    finally:
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from compute_node.commands import options
 from compute_node.commands.far_options import TlsCa, TlsName
+from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.settings import WorkerSettings
 from compute_node.worker.expert_work import ExpertWork
@@ -23,6 +23,7 @@ from tierd.client.open import FarOptions, open_source
 from tierd.errors import UsageError
 from tierd.listening import Protection
 from tierd.option_tables import Given, OptionTable, with_options
+from tierd.stopping import stopped_by_signals
 
 __all__ = ["OPTIONS", "register", "worker"]
 
@@ -86,11 +87,11 @@ def worker(
         insecure=settings.insecure,
     )
     protection.check(address)
-    path = kernel_path()
+    path, numerics = kernel_path(), named_numerics(settings.numerics)
     source = open_source(
         store,
         name="worker",
-        numerics=settings.numerics,
+        numerics=numerics,
         kernel_path=path,
         in_process=settings.in_process,
         arena=settings.arena,
@@ -102,10 +103,11 @@ def worker(
         closing(source),
         closing(ExpertWork(source, numerics=settings.numerics, threads=settings.threads, rows=settings.rows)) as work,
     ):
-        identity = WorkerIdentity(source.store.fingerprint, settings.numerics, path)
-        with Worker(address, protection, identity, work, max_nodes=settings.max_nodes, tell=_say) as running:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: running.stop())
+        identity = WorkerIdentity(source.store.fingerprint, numerics, path)
+        with (
+            Worker(address, protection, identity, work, max_nodes=settings.max_nodes, tell=_say) as running,
+            stopped_by_signals(running.stop),
+        ):
             sys.stdout.write(
                 f"worker · store {identity.fingerprint[:12]} · {settings.numerics} · {work.threads} threads ({path})\n"
                 f"listening on {running.address}\n"

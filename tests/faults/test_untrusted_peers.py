@@ -296,7 +296,7 @@ def test_a_worker_keeps_strangers_out_and_refuses_what_cannot_be(embedded_store,
     with worker_here(embedded_store, protection=protection) as worker:
         wide, chosen, own = worker._work.hidden, worker._work.top_k, worker._service._identity
         hello = worker_pb2.ComputeHello(
-            protocol=PROTOCOL, fingerprint=own.fingerprint, numerics="exact", kernel_path=own.kernel_path, name="n"
+            protocol=PROTOCOL, fingerprint=own.fingerprint, numerics=own.numerics, kernel_path=own.kernel_path, name="n"
         )
 
         async def ends(messages, metadata=metadata):
@@ -326,10 +326,9 @@ def test_a_worker_keeps_strangers_out_and_refuses_what_cannot_be(embedded_store,
         assert on_loop(ends([said], metadata=())) == "UNAUTHENTICATED"
         assert on_loop(ends([rows()])) == "FAILED_PRECONDITION"
         assert on_loop(ends([said, said])) == "FAILED_PRECONDITION"
-        long = worker_pb2.ComputeHello(
-            protocol=PROTOCOL, fingerprint=own.fingerprint, numerics="exact", kernel_path=own.kernel_path, name="n" * 65
-        )
-        assert on_loop(ends([worker_pb2.ComputeRequest(hello=long)])) == "INVALID_ARGUMENT"
+        long = worker_pb2.ComputeRequest(hello=hello)
+        long.hello.name = "n" * 65
+        assert on_loop(ends([long])) == "INVALID_ARGUMENT"
         minus, large = (2**32 - 2).to_bytes(4, "little"), (2**31 - 1).to_bytes(4, "little")
         for fields, words in (
             ({"layer": 2**31}, "no routed experts"),

@@ -12,6 +12,7 @@ import pytest
 from daemons import PROMPT, eventually
 from far import daemon, far_model, open_far, own_cache, tokens, worker_here
 
+from compute_node.engine.arithmetic import ARITHMETIC
 from compute_node.engine.kernel_path import kernel_path
 from tierd.client.arena_source import ArenaSource
 from tierd.client.bytes_source import BytesSource
@@ -162,8 +163,9 @@ def test_wrong_bytes_from_the_daemon_are_an_error(daemon, monkeypatch):
         ({"fingerprint": "ab" * 32}, "abababababab", "{own}"),
         ({"path": "sse9"}, "sse9", "{path}"),
         ({"numerics": "fast"}, "fast", "exact"),
+        ({"arithmetic": "00000000"}, "exact 00000000", f"exact {ARITHMETIC}"),
     ],
-    ids=["store", "kernel path", "numerics"],
+    ids=["store", "kernel path", "numerics", "order of sums"],
 )
 def test_a_worker_that_would_compute_other_bits_is_refused_with_both_sides_named(
     daemon, embedded_store, how, theirs, ours

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compute_node.engine.arithmetic import ARITHMETIC
 from compute_node.kernels import (
     FORMATS,
     Batch,
@@ -137,6 +138,12 @@ def test_the_bits_are_those_that_were_promised(numerics, expected):
 @pytest.mark.parametrize(("numerics", "expected"), list(zip(("exact", "fast"), EXPECTED_BLOCKS, strict=True)))
 def test_the_bits_of_formats_with_small_blocks_are_those_that_were_promised(numerics, expected):
     assert digest(numerics, BLOCKS) == expected
+
+
+def test_the_version_of_the_arithmetic_is_that_of_the_promised_bits():
+    """Else nodes and workers of before and after such a change would take each other for the same."""
+    pinned = "".join((EXPECTED, EXPECTED_FAST, *EXPECTED_BLOCKS))
+    assert hashlib.sha256(pinned.encode()).hexdigest()[:8] == ARITHMETIC
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names targets of x86-64")

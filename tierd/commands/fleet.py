@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from tierd.errors import UsageError
 from tierd.extras import install_hint
 from tierd.fleet.fleet_file import FleetFile, read_fleet
 from tierd.fleet.own import begin_own, expect_loopback, find_own, own_file
+from tierd.stopping import stopped_by_signals
 
 __all__ = ["register"]
 
@@ -47,7 +47,8 @@ def up(
     """Make a cluster have what FILE says, and wait until all of it serves; exit 1 if it does not.
 
     What is there already stays, what differs is replaced, what FILE no longer names ends. With a cluster of its own
-    (ray = "own") the command stays until Ctrl-C, SIGTERM or `tierd fleet down`, and ends the fleet then.
+    (ray = "own") the command stays until Ctrl-C, SIGTERM or `tierd fleet down`, and ends the fleet then;
+    Ctrl-C again ends it at once.
     """
     fleet = _read(file)
     own = fleet.ray == "own"
@@ -61,8 +62,12 @@ def up(
     from tierd.fleet.cluster import joined, own_cluster  # noqa: PLC0415 - Ray takes a second to import
     from tierd.fleet.fleet import bring_up, take_down, wait_until_up  # noqa: PLC0415
 
-    with redirect_stdout(sys.stderr), own_cluster(fleet) if own else joined(fleet, fleet.ray):
-        stopped = _stopped_by_signals()
+    stopped = threading.Event()
+    with (
+        redirect_stdout(sys.stderr),
+        own_cluster(fleet) if own else joined(fleet.ray, namespace=fleet.namespace),
+        stopped_by_signals(stopped.set),
+    ):
         bring_up(fleet, _tell)
         found = wait_until_up(fleet, seconds, stopped.is_set)
         _show(found, as_json=as_json)
@@ -82,7 +87,7 @@ def status(file: File, *, as_json: Json = False) -> None:
     from tierd.fleet.cluster import joined  # noqa: PLC0415 - Ray takes a second to import
     from tierd.fleet.fleet import fleet_status  # noqa: PLC0415
 
-    with redirect_stdout(sys.stderr), joined(fleet, address):
+    with redirect_stdout(sys.stderr), joined(address, namespace=fleet.namespace):
         found = fleet_status(fleet)
     _show(found, as_json=as_json)
     if not found["up"]:
@@ -99,7 +104,7 @@ def down(file: File) -> None:
     from tierd.fleet.cluster import joined  # noqa: PLC0415 - Ray takes a second to import
     from tierd.fleet.fleet import take_down  # noqa: PLC0415
 
-    with redirect_stdout(sys.stderr), joined(fleet, fleet.ray):
+    with redirect_stdout(sys.stderr), joined(fleet.ray, namespace=fleet.namespace):
         take_down(fleet, _tell)
 
 
@@ -109,13 +114,6 @@ def _read(file: Path) -> FleetFile:
     fleet = read_fleet(file)
     expect_loopback(fleet)
     return fleet
-
-
-def _stopped_by_signals() -> threading.Event:
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    return stopped
 
 
 def _show(found: dict[str, Any], *, as_json: bool) -> None:

@@ -53,14 +53,14 @@ def own_cluster(fleet: FleetFile) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def joined(fleet: FleetFile, address: str) -> Iterator[None]:
+def joined(address: str, *, namespace: str) -> Iterator[None]:
     """A connection to the cluster at that address, or `auto`.
 
     Raises:
         DaemonUnavailable: there is none.
     """
     try:
-        _init(address=address, namespace=fleet.namespace)
+        _init(address=address, namespace=namespace)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise DaemonUnavailable(
             f"no cluster of Ray answers at {address}: {error}", hint="Start one: see deploy/ray/README.md."
