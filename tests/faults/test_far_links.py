@@ -98,14 +98,19 @@ def test_workers_behind_links_that_stall_and_break_are_replaced(daemon, embedded
         worker_here(embedded_store) as first,
         worker_here(embedded_store) as second,
         link_to(first.address) as lame,
-        link_to(second.address, delay=0.001) as shaky,
+        link_to(second.address, delay=0.004) as shaky,
     ):
         source = open_far(
             daemon.name, experts="worker", workers=(str(lame.address), str(shaky.address)), worker_seconds=30.0,
             told=told,
         )  # fmt: skip
+
+        def reorder():
+            lame.delay, shaky.delay = shaky.delay, lame.delay
+
         with far_model(source) as generator:
-            assert tokens(generator, COUNT) == expected
+            with meanwhile(reorder):  # answers come in another order than they were asked for
+                assert tokens(generator, COUNT) == expected
             assert set(source.stats.tiers) == {"worker"}
             # Now that nobody is to be late by chance: so little patience only for the one that will not answer.
             source._patience = 0.3
@@ -232,5 +237,6 @@ def test_two_minutes_of_everything_at_once(serve, embedded_store, reference, fol
             worker.kill()
         for proxy in proxies:
             proxy.close()
+    print(f"{done} right answers, {len(errors)} clear errors: {sorted({type(error).__name__ for error in errors})}")
     assert done > 10, errors
     assert all(error.message for error in errors)

@@ -18,11 +18,14 @@ from pathlib import Path
 import httpx
 import pytest
 from daemons import PROMPT, command, eventually
+from far import Certificates, token_file
 
 pytest.importorskip("ray", reason="needs Ray")
 
 ANSWER_SECONDS = 100.0
 SOAK_SECONDS = 180.0
+CLIENTS = 3
+PAUSE_SECONDS = 0.1
 HOSTS = {"a": {"store-a": 1, "node": 1}, "b": {"store-b": 1, "node": 1}}
 WORKER = """
 [[worker]]
@@ -46,6 +49,15 @@ settings = {{ threads = 1, context = 160, experts = "worker", store_cache = "0",
 [entrance]
 http = "127.0.0.1:{port}"
 on = {{ entrance = 1 }}
+{protection}
+"""
+PROTECTION = """
+[protection]
+tls_cert = "{tls.certificate}"
+tls_key = "{tls.key}"
+tls_ca = "{tls.ca}"
+tls_name = "localhost"
+token_file = "{token}"
 """
 
 
@@ -54,39 +66,27 @@ class Fleet:
 
     Args:
         folder: for its files.
-        daemons: addresses by the name of the store, each with a worker beside it.
-        nodes: how many.
+        first: resources of the first host of the cluster.
     """
 
-    def __init__(self, folder, daemons, nodes):
+    def __init__(self, folder, first):
         self.folder = folder
         self.file = folder / "fleet.toml"
-        self._hosts = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        workers = "".join(WORKER.format(name=name, daemon=daemon) for name, daemon in daemons.items())
-        self._facts = {
-            "workers": workers, "names": json.dumps([*daemons]), "daemons": ",".join(daemons.values()),
-            "nodes": nodes, "port": port,
-        }  # fmt: skip
-        self.write("auto")
-
-    def write(self, ray):
-        """Its file, for a cluster at that address."""
-        self.file.write_text(FILE.format(**self._facts, ray=ray))
-
-    def start_hosts(self, first, others):
-        """The cluster: resources of its first host, and names of others."""
-        words = [sys.executable, str(Path(__file__).parents[1] / "fleet_hosts.py"), json.dumps(first), str(self.file)]
-        with (self.folder / "hosts.log").open("wb") as log:
+        self.port = free_port()
+        words = [sys.executable, str(Path(__file__).parents[1] / "fleet_hosts.py"), json.dumps(first)]
+        with (folder / "hosts.log").open("wb") as log:
             self._hosts = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
-        self.write(self._answer()["ray"])
-        for name in others:
+
+    def up(self, daemons, hosts=(), protection=""):
+        """All of it, beside these daemons, by the name of the store, on these further hosts; reports by name."""
+        ray = self._answer()["ray"]
+        write_fleet(self.file, self.port, daemons, max(1, len(hosts)), ray, protection)
+        self.tell(f"up {self.file}")
+        for name in hosts:
             self.add(name)
+        return self.healed()
 
     def processes(self):
         """All that the cluster has started, and the cluster."""
@@ -106,28 +106,16 @@ class Fleet:
 
     def healed(self):
         """Wait until everything serves; reports by name."""
-        found = self.tell(f"wait {self.file}")
-        assert found["up"], found
-        return {member["name"]: member for member in found["members"]}
-
-    def kill(self, member):
-        os.kill(self.members()[member]["pid"], signal.SIGKILL)
-
-    def ask(self, client, conversation, tokens, *, stream=False):
-        """A completion; status, node, and text or events."""
-        body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
-        headers = {"x-conversation-id": conversation}
-        return client.stream("POST", f"{self.url}/v1/completions", json=body, headers=headers)
+        return serving(self.tell(f"wait {self.file}"))
 
     def end(self):
-        if self._hosts is not None:
-            self._hosts.stdin.close()
-            try:
-                self._hosts.wait(60)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._hosts.pid, signal.SIGKILL)
-                self._hosts.stdout.close()
+        self._hosts.stdin.close()
+        try:
+            self._hosts.wait(60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._hosts.pid, signal.SIGKILL)
+            self._hosts.stdout.close()
 
     def _answer(self):
         line = self._hosts.stdout.readline()
@@ -135,30 +123,58 @@ class Fleet:
         return json.loads(line)
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def ask(client, port, conversation, tokens, *, stream=False):
+    """A completion, by the entrance."""
+    body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+    headers = {"x-conversation-id": conversation}
+    return client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers)
+
+
+def write_fleet(file, port, daemons, nodes, ray, protection=""):
+    """The file, for a cluster at that address."""
+    workers = "".join(WORKER.format(name=name, daemon=daemon) for name, daemon in daemons.items())
+    file.write_text(
+        FILE.format(
+            ray=ray, workers=workers, names=json.dumps([*daemons]), daemons=",".join(daemons.values()), nodes=nodes,
+            port=port, protection=protection,
+        )
+    )  # fmt: skip
+
+
+def serving(status):
+    """Reports by name of a fleet that is up."""
+    assert status["up"], status
+    return {member["name"]: member for member in status["members"]}
+
+
 @pytest.fixture
-def start(tmp_path, serve_module, embedded_store, monkeypatch):
-    """Starts a fleet."""
+def start(tmp_path, serve, embedded_store, reference, monkeypatch):  # noqa: ARG001  # the reference comes first
+    """Starts a fleet, its cluster while its daemons start; protected: by TLS and a token."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
 
-        def run(stores, nodes, first, others):
-            daemons = {n: serve_module(embedded_store, "--arena", "50%", listen="127.0.0.1:0").name for n in stores}
-            fleet = Fleet(tmp_path, daemons, nodes)
+        def run(stores, first, hosts=(), *, protected=False):
+            fleet = Fleet(tmp_path, first)
             stack.callback(fleet.end)
-            fleet.start_hosts(first, others)
-            return fleet
+            options, protection = ["--arena", "50%"], ""
+            if protected:
+                tls, token = Certificates(tmp_path), token_file(tmp_path / "token")
+                options += ["--tls-cert", tls.certificate, "--tls-key", tls.key, "--token-file", token]
+                protection = PROTECTION.format(tls=tls, token=token)
+            daemons = {}
+            for name in stores:
+                local = ["--local", f"unix:{tmp_path}/{name}.sock"] * protected
+                daemons[name] = serve(embedded_store, *options, *local, listen="127.0.0.1:0").name
+            return fleet, fleet.up(daemons, hosts, protection)
 
         yield run
-
-
-@pytest.fixture
-def fleet(start):
-    """Two stores' workers and two nodes on two hosts, the entrance on a third one."""
-    fleet = start("ab", 2, {"entrance": 1}, HOSTS)
-    done = command("tierd", "fleet", "up", fleet.file, "--seconds", 90, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return fleet
 
 
 class Load:
@@ -171,7 +187,7 @@ class Load:
         self._fleet = fleet
         self._text = text
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(3)]
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(CLIENTS)]
 
     def __enter__(self):
         for thread in self._threads:
@@ -192,11 +208,11 @@ class Load:
     def _run(self, number):
         with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
             turn = 0
-            while not self._stop.is_set():
+            while not self._stop.wait(PAUSE_SECONDS):
                 turn += 1
                 conversation, tokens = f"{number}-{turn % 4}", 2 + turn % 7
                 try:
-                    with self._fleet.ask(client, conversation, tokens) as answer:
+                    with ask(client, self._fleet.port, conversation, tokens) as answer:
                         self._judge(answer.status_code, answer.read(), tokens)
                         self.nodes.setdefault(conversation, []).append(answer.headers.get("x-tierd-node"))
                 except httpx.HTTPError as error:
@@ -212,12 +228,16 @@ class Load:
             self.errors.append(f"a wrong answer: {told}")
 
 
-def stream_that_loses_its_node(fleet, conversation):
-    """The texts that came, and the error at the end."""
+def kill(member):
+    os.kill(member["pid"], signal.SIGKILL)
+
+
+def stream_that_loses_its_node(fleet, members, text):
+    """Ask for a stream and kill the node that gives it: what has come is right, and one clear error ends it."""
     texts, errors = [], []
     with (
         httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client,
-        fleet.ask(client, conversation, 150, stream=True) as answer,
+        ask(client, fleet.port, "a stream", 150, stream=True) as answer,
     ):
         assert answer.status_code == 200
         for line in answer.iter_lines():
@@ -229,8 +249,14 @@ def stream_that_loses_its_node(fleet, conversation):
                 continue
             texts.append(told["choices"][0]["text"])
             if len(texts) == 3:
-                fleet.kill(answer.headers["x-tierd-node"])
-    return texts, errors
+                kill(members[answer.headers["x-tierd-node"]])
+    assert text.startswith("".join(texts)[:40])
+    assert len(errors) == 1
+    assert "was lost in the middle of this answer" in errors[0]
+
+
+def gone(members):
+    return not any(Path(f"/proc/{member['pid']}").exists() for member in members.values())
 
 
 def strangers_can_reach(pids):
@@ -252,33 +278,10 @@ def descendants(pid):
     return found
 
 
-@pytest.mark.soak
-def test_on_one_host_a_worker_and_a_node_that_are_killed_cost_no_answer_and_come_back(start, reference):
-    fleet = start("a", 1, {"entrance": 1, "store-a": 1, "node": 1}, [])
-    told = fleet.tell(f"up {fleet.file}")
-    assert told["up"], told
-    assert strangers_can_reach(fleet.processes()) == []
-    before = fleet.members()
-    with Load(fleet, reference["text"]) as load:
-        load.more()
-        fleet.kill("a-0")
-        texts, errors = stream_that_loses_its_node(fleet, "a stream")
-        assert reference["text"].startswith("".join(texts)[:40])
-        assert len(errors) == 1
-        assert "was lost in the middle of this answer" in errors[0]
-        # Where nothing of an answer had left, the node gives it when it is back.
-        load.more()
-        after = fleet.healed()
-    assert load.errors == []
-    assert all(after[name]["pid"] != before[name]["pid"] for name in ("a-0", "far-0"))
-    fleet.tell(f"down {fleet.file}")
-    assert not [member for member in after.values() if Path(f"/proc/{member['pid']}").exists()]
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_fleet_answers_rightly_while_its_parts_are_killed_and_heals(fleet, reference):
-    before = fleet.healed()
+def test_a_fleet_of_three_hosts_answers_rightly_while_its_parts_are_killed_and_heals(start, reference):
+    """Two stores' workers and two nodes on two hosts, the entrance on a third one; TLS and a token between them."""
+    fleet, before = start("ab", {"entrance": 1}, HOSTS, protected=True)
     assert strangers_can_reach(fleet.processes()) == []
     with Load(fleet, reference["text"]) as load:
         load.more(12)
@@ -287,12 +290,8 @@ def test_a_fleet_answers_rightly_while_its_parts_are_killed_and_heals(fleet, ref
         assert all(len(set(nodes)) == 1 for nodes in load.nodes.values())
         assert {node for nodes in load.nodes.values() for node in nodes} == {"far-0", "far-1"}
 
-        fleet.kill("a-0")
-        load.more()
-        texts, errors = stream_that_loses_its_node(fleet, "a stream")
-        assert reference["text"].startswith("".join(texts)[:40])
-        assert len(errors) == 1
-        assert "was lost in the middle of this answer" in errors[0]
+        kill(before["a-0"])
+        stream_that_loses_its_node(fleet, before, reference["text"])
         load.more()
         healed = fleet.healed()
         assert healed["a-0"]["pid"] != before["a-0"]["pid"]
@@ -300,23 +299,39 @@ def test_a_fleet_answers_rightly_while_its_parts_are_killed_and_heals(fleet, ref
 
         fleet.tell("kill b")
         load.more()
-        eventually(lambda: fleet.members()["b-0"]["state"] == "unreachable")
+        assert fleet.members()["b-0"]["state"] == "unreachable"
         fleet.add("b")
         after = fleet.healed()
         assert after["b-0"]["pid"] != before["b-0"]["pid"]
         load.more()
     # Where nothing of an answer had left, another node gave it.
     assert load.errors == []
-    pids = [member["pid"] for member in after.values()]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_on_one_host_a_worker_and_a_node_that_are_killed_cost_no_answer_and_come_back(start, reference):
+    fleet, before = start("a", {"entrance": 1, **HOSTS["a"]})
+    assert strangers_can_reach(fleet.processes()) == []
+    with Load(fleet, reference["text"]) as load:
+        load.more()
+        kill(before["a-0"])
+        stream_that_loses_its_node(fleet, before, reference["text"])
+        # Where nothing of an answer had left, the node gives it when it is back.
+        load.more()
+        after = fleet.healed()
+    assert load.errors == []
+    assert all(after[name]["pid"] != before[name]["pid"] for name in ("a-0", "far-0"))
     fleet.tell(f"down {fleet.file}")
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert gone(after)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_whatever_dies_at_random_every_answer_is_right_or_one_clear_error(fleet, reference):
+@pytest.mark.parametrize("protected", [False, True], ids=["plain", "tls"])
+def test_whatever_dies_at_random_every_answer_is_right_or_one_clear_error(start, reference, protected):
     chance = random.Random(os.urandom(8))
-    fleet.healed()
+    fleet, _ = start("ab", {"entrance": 1}, HOSTS, protected=protected)
     killed = []
     with Load(fleet, reference["text"]) as load:
         until = time.monotonic() + SOAK_SECONDS
@@ -342,31 +357,40 @@ def test_whatever_dies_at_random_every_answer_is_right_or_one_clear_error(fleet,
     assert not [error for error in errors if not any(words in error for words in known)], killed
     assert load.errors == errors
     assert load.right > len(killed)
+    # What is there already stays, also where the command comes from another process.
+    before = fleet.members()
+    done = command("tierd", "fleet", "up", fleet.file, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = serving(json.loads(done.stdout))
+    assert {name: member["pid"] for name, member in after.items()} == {n: m["pid"] for n, m in before.items()}
+    fleet.tell(f"down {fleet.file}")
+    assert gone(after)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_fleet_of_this_host_alone_lives_as_long_as_its_command(tmp_path, serve, embedded_store, reference):
     daemon = serve(embedded_store, "--arena", "50%", listen="127.0.0.1:0")
-    fleet = Fleet(tmp_path, {"a": daemon.name}, 1)
-    fleet.write("own")
-    assert command("tierd", "fleet", "status", fleet.file).returncode == 1
+    file = tmp_path / "fleet.toml"
+    port = free_port()
+    write_fleet(file, port, {"a": daemon.name}, 1, "own")
+    assert command("tierd", "fleet", "status", file).returncode == 1
     with (tmp_path / "up.log").open("wb") as log:
         up = subprocess.Popen(
-            [sys.executable, "-m", "tierd", "fleet", "up", str(fleet.file), "--json"],
+            [sys.executable, "-m", "tierd", "fleet", "up", str(file), "--json"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
         eventually(lambda: up.poll() is not None or b'"up": true' in (tmp_path / "up.log").read_bytes(), 200)
         assert up.poll() is None, (tmp_path / "up.log").read_text()
-        assert command("tierd", "fleet", "up", fleet.file).returncode == 2
-        told = json.loads(command("tierd", "fleet", "status", fleet.file, "--json").stdout)
+        assert command("tierd", "fleet", "up", file).returncode == 2
+        told = json.loads(command("tierd", "fleet", "status", file, "--json").stdout)
         assert {member["state"] for member in told["members"]} == {"serving"}
         started = descendants(up.pid)
         assert strangers_can_reach(started) == []
-        with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client, fleet.ask(client, "c", 9) as answer:
+        with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client, ask(client, port, "c", 9) as answer:
             assert reference["text"].startswith(json.loads(answer.read())["choices"][0]["text"])
-        assert command("tierd", "fleet", "down", fleet.file).returncode == 0
+        assert command("tierd", "fleet", "down", file).returncode == 0
         assert up.wait(100) == 0
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
     finally:

@@ -66,6 +66,42 @@ def test_members_become_command_lines(read):
     assert members_of(read(FILE.replace("8,", "9,", 1)))[0].digest != worker.digest
 
 
+def test_what_protects_the_fleet_is_told_to_every_member_unless_it_has_its_own(read):
+    protection = """
+[protection]
+tls_cert = "c"
+tls_key = "k"
+tls_ca = "a"
+tls_name = "n"
+token_file = "t"
+"""
+    own, _, far = members_of(read(FILE + protection))
+    words = own.words("h", {})
+    told = {words[number]: words[number + 1] for number in range(5, len(words) - 1)}
+    # The worker's settings name files of their own.
+    expected = {"--tls-cert": "c.pem", "--tls-key": "k", "--tls-ca": "ca.pem", "--tls-name": "n", "--token-file": "t"}
+    assert expected.items() <= told.items()
+    assert words.count("--tls-cert") == 1
+    assert (own.protected, own.ca, own.ca_name) == (True, "ca.pem", "n")
+    words = far.words("h", {"a-0": Path("/x/a-0")})
+    assert words[5 : words.index("--model-name")] == [
+        "--http",
+        "127.0.0.1:0",
+        "--tls-ca",
+        "a",
+        "--tls-name",
+        "n",
+        "--token-file",
+        "t",
+    ]
+    assert not far.protected
+
+
+def test_a_worker_that_asks_for_certificates_is_not_looked_at(read):
+    worker, *_ = members_of(read(FILE.replace("in_process = false", 'tls_client_ca = "x.pem"')))
+    assert (worker.protected, worker.ca) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -80,6 +116,8 @@ def test_members_become_command_lines(read):
         (('name = "qwen3"', 'name = "Qwen 3"'), "name"),
         (("[[node]]", '[entrance]\nhttp = "0.0.0.0:8000"\n[[node]]'), "insecure = true"),
         (("[[node]]", "[[nodes]]"), "node"),
+        (("[[node]]", '[protection]\ntls_cert = "c"\n[[node]]'), "tls_cert and tls_key go together"),
+        (("[[node]]", '[protection]\ntls_cert = "c"\ntls_key = "k"\n[[node]]'), "without tls_ca"),
         (("context", "["), "cannot be read"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -21,8 +22,12 @@ from pydantic import (
 from tierd.addresses import Address, parse_address
 from tierd.errors import UsageError
 from tierd.sizes import parse_bytes
+from tierd.small_files import read_at_most
 
-__all__ = ["HERE", "Entrance", "FleetFile", "Members", "NodeGroup", "Patience", "WorkerGroup", "read_fleet"]
+__all__ = [
+    "HERE", "Entrance", "FleetFile", "Members", "NodeGroup", "Patience", "Protection", "Setting", "WorkerGroup",
+    "flags", "read_fleet",
+]  # fmt: skip
 
 HERE: Final = "host"
 """In place of a host: the one on which Ray has put the actor, by its address in the cluster."""
@@ -89,18 +94,6 @@ class Members(_Table):
     def members(self) -> list[str]:
         """Their names."""
         return [f"{self.name}-{number}" for number in range(self.replicas)]
-
-    def flags(self) -> list[str]:
-        """The settings as words of a command line."""
-        words = []
-        for name, value in self.settings.items():
-            flag = f"--{name.replace('_', '-')}"
-            for single in value if isinstance(value, list) else [value]:
-                if isinstance(single, bool):
-                    words += [flag] * single
-                else:
-                    words += [flag, str(single)]
-        return words
 
 
 class WorkerGroup(Members):
@@ -175,6 +168,42 @@ class Patience(_Table):
     failures: Annotated[int, Field(ge=1, le=1000)] = 3
 
 
+class Protection(_Table):
+    """What keeps strangers out between nodes, workers and daemons: settings of all members, unless theirs differ.
+
+    Files are those of the host that a member stands on. Daemons have theirs by their own command line.
+
+    Attributes:
+        tls_cert: PEM file of the certificate that a worker shows.
+        tls_key: PEM file of its key.
+        tls_ca: PEM file of the authorities that have signed certificates of workers and daemons.
+        tls_name: that these certificates must have; "": the name or number that they are reached by.
+        token_file: its first token is shown to workers and daemons; workers admit who shows one of them.
+    """
+
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_name: str = ""
+    token_file: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_cert and not self.tls_ca:
+            raise ValueError("without tls_ca nodes cannot know a worker by tls_cert")
+        return self
+
+    def of_nodes(self) -> dict[str, Setting]:
+        """Settings of nodes."""
+        return _given(self, "tls_ca", "tls_name", "token_file")
+
+    def of_workers(self) -> dict[str, Setting]:
+        """Settings of workers."""
+        return _given(self, "tls_cert", "tls_key", "tls_ca", "tls_name", "token_file")
+
+
 class FleetFile(_Table):
     """A fleet.
 
@@ -186,6 +215,7 @@ class FleetFile(_Table):
         node: groups of nodes.
         entrance: in front of the nodes.
         patience: with members that do not answer.
+        protection: between members, and between them and daemons.
         insecure: Ray's and the entrance's addresses may be reached from other hosts; nothing there asks for a token
             unless Ray was started with one.
     """
@@ -196,6 +226,7 @@ class FleetFile(_Table):
     node: tuple[NodeGroup, ...] = Field(min_length=1)
     entrance: Entrance = Entrance()
     patience: Patience = Patience()
+    protection: Protection = Protection()
     insecure: bool = False
 
     @model_validator(mode="after")
@@ -225,6 +256,24 @@ class FleetFile(_Table):
         return f"tierd-{self.name}"
 
 
+def flags(settings: Mapping[str, Setting]) -> list[str]:
+    """Settings of a command as words of its command line."""
+    words = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        for single in value if isinstance(value, list) else [value]:
+            if isinstance(single, bool):
+                words += [flag] * single
+            else:
+                words += [flag, str(single)]
+    return words
+
+
+def _given(table: _Table, *names: str) -> dict[str, Setting]:
+    """Those of a table's values that are not empty, by name."""
+    return {name: value for name in names if (value := getattr(table, name))}
+
+
 def read_fleet(path: Path) -> FleetFile:
     """The fleet that a TOML file describes.
 
@@ -232,9 +281,8 @@ def read_fleet(path: Path) -> FleetFile:
         UsageError: it cannot be read, or says something that cannot be.
     """
     try:
-        data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b"too large"
-        return FleetFile(**tomllib.loads(data.decode("utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return FleetFile(**tomllib.loads(read_at_most(path, _MAX_FILE_BYTES).decode("utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a fleet: {error}") from error
     except TypeError as error:
         raise UsageError(f"{path}: {error}") from error

@@ -21,7 +21,8 @@ __all__ = ["answers", "http_answers"]
 def answers(member: Member, address: Address, seconds: float) -> bool:
     """Whether the member's program answers within so many seconds: a node its /health, a worker gRPC's health service.
 
-    A worker that speaks TLS is only looked at where its settings name the authority, `tls_ca`.
+    A worker that speaks TLS is only looked at where its settings name the authority, `tls_ca`, and ask for no
+    certificates of clients, `tls_client_ca`.
     """
     if member.kind == "node":
         return http_answers(address.host, address.port, "/health", seconds)

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from tierd.fleet.fleet_file import HERE, FleetFile, Members, NodeGroup, Patience, WorkerGroup
+from tierd.fleet.fleet_file import HERE, FleetFile, Members, NodeGroup, Patience, Setting, WorkerGroup, flags
 
 __all__ = ["Member", "State", "members_of"]
 
@@ -34,7 +34,8 @@ class Member:
         peers: workers that it uses, by name.
         on: resources of Ray.
         patience: with its program.
-        ca: PEM file of the authority that has signed a worker's own certificate, and `ca_name`, to look at it.
+        ca: PEM file of the authority that has signed a worker's own certificate, and `ca_name`, to look at it; empty
+            where that cannot be.
         ca_name: that this certificate has.
         protected: it speaks TLS.
     """
@@ -93,18 +94,22 @@ def members_of(fleet: FleetFile) -> list[Member]:
 
 
 def _member(fleet: FleetFile, group: Members, name: str, listen: str, peers: tuple[str, ...]) -> Member:
-    settings: dict[str, Any] = dict(group.settings)
+    worker = isinstance(group, WorkerGroup)
+    protection = fleet.protection.of_workers() if worker else fleet.protection.of_nodes()
+    settings: dict[str, Setting] = {**protection, **group.settings}
+    # A worker that asks for certificates of those who call cannot be looked at: an actor has none.
+    seen = "tls_client_ca" not in settings
     return Member(
         name=name,
         namespace=fleet.namespace,
-        kind="worker" if isinstance(group, WorkerGroup) else "node",
+        kind="worker" if worker else "node",
         store=group.store,
         listen=listen,
-        flags=tuple(group.flags()),
+        flags=tuple(flags(settings)),
         peers=peers if isinstance(group, NodeGroup) else (),
         on=dict(group.on),
         patience=fleet.patience.model_dump(),
-        ca=str(settings.get("tls_ca", "")),
+        ca=str(settings.get("tls_ca", "")) if seen else "",
         ca_name=str(settings.get("tls_name", "")),
         protected="tls_cert" in settings,
     )
