@@ -14,6 +14,7 @@ from tierd.access import LOCAL_ACCESS, Access
 from tierd.addresses import Address
 from tierd.api import store_pb2 as pb
 from tierd.api import store_pb2_grpc
+from tierd.client.idle_channel import IdleChannel
 from tierd.client.loop_thread import LoopThread
 from tierd.client.store_cache import StoreCache
 from tierd.errors import ChecksumMismatch, DaemonUnavailable, LimitExceeded, SessionRefused, StoreDamaged
@@ -62,6 +63,7 @@ class RemoteStore:
         self._address = address
         self._loop = loop
         self._access = access
+        self._channel = IdleChannel(lambda: access.channel(address))
         described = self._described()
         if described.protocol != PROTOCOL:
             raise SessionRefused(f"{address} speaks protocol {described.protocol}, this node {PROTOCOL}")
@@ -172,7 +174,7 @@ class RemoteStore:
         return self._loop.run(self._reading(name, begin, nbytes, seconds), seconds=seconds, what=what)
 
     async def _reading(self, name: str, begin: _Begin, nbytes: int, seconds: float) -> bytes:
-        async with self._access.channel(self._address) as channel:
+        async with self._channel.use() as channel:
             call = begin(store_pb2_grpc.StoreServiceStub(channel), **self._terms(seconds))
             return await self._collect(call, name, nbytes)
 
