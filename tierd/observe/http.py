@@ -127,10 +127,14 @@ def _listen(address: Address) -> socket.socket:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         host = str(ipaddress.ip_address("127.0.0.1" if address.host == "localhost" else address.host))
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, address.port))
-        # At once, since the address is told before the server's first turn.
-        listener.listen()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, address.port))
+            # At once, since the address is told before the server's first turn.
+            listener.listen()
+        except BaseException:
+            listener.close()
+            raise
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--http: cannot listen on {address}: {error}", hint="Name another port, or `--http off`."
