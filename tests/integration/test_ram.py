@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+import xxhash
 from daemons import command, eventually, on_loop
 from sessions import RawSession
 
@@ -22,8 +24,8 @@ from tierd.client.daemon_control import set_ram
 from tierd.client.source import Phase
 from tierd.errors import LimitExceeded
 from tierd.rpc import CHANNEL_OPTIONS, read_safely
-from tierd.service.budget import DaemonFacts, fixed_items
-from tierd.store.synthetic import expected_record, make_store
+from tierd.service.budget import TRANSFERS, DaemonFacts, fixed_items
+from tierd.store.synthetic import make_store
 
 LAYERS, EXPERTS, RECORD = 4, 16, 1 << 20
 ALL = LAYERS * EXPERTS
@@ -53,7 +55,7 @@ def whole(whole_daemon):
 
 
 class Node:
-    """A node of this process that compares every byte."""
+    """A node of this process that checks every byte."""
 
     def __init__(self, daemon, store):
         self.store = store
@@ -67,8 +69,9 @@ class Node:
         right = {}
 
         def use(expert, address):
-            expected = expected_record(self.store.manifest, layer, expert)
-            right[expert] = ctypes.string_at(address, len(expected)) == expected
+            place = self.store.location(layer, expert)
+            content = (ctypes.c_char * place.nbytes).from_address(address)
+            right[expert] = xxhash.xxh3_64_intdigest(content) == place.xxh3
 
         self.step += 1
         self.source.visit(layer, list(experts), use, step=self.step, phase=Phase.DECODE)
@@ -209,18 +212,22 @@ def test_memory_that_a_stray_reader_touched_is_given_back_again(whole, node):
     reader.visit_all()
 
 
-async def read_from_afar(address):
-    """All records as bytes, as a node without shared memory has them."""
+async def read_from_afar(address, layer):
+    """A layer as bytes, as a node without shared memory has it."""
     async with grpc.aio.insecure_channel(address.target, options=CHANNEL_OPTIONS) as channel:
-        for layer in range(LAYERS):
-            request = store_pb2.ReadExpertsRequest(layer=layer, experts=list(range(EXPERTS)))
-            call = store_pb2_grpc.StoreServiceStub(channel).ReadExperts(request)
-            while await read_safely(call) is not grpc.aio.EOF:
-                pass
+        request = store_pb2.ReadExpertsRequest(layer=layer, experts=list(range(EXPERTS)))
+        call = store_pb2_grpc.StoreServiceStub(channel).ReadExperts(request)
+        while await read_safely(call) is not grpc.aio.EOF:
+            pass
 
 
-def test_private_memory_and_arena_stay_within_any_budget_under_load_and_near_it(serve, store, node):
-    budgets = {slots: ram_for(slots, 3) for slots in (64, 48, 32, 20, 12)}
+async def all_from_afar(address):
+    """Twice as many readers as are served at a time."""
+    await asyncio.gather(*(read_from_afar(address, n % LAYERS) for n in range(2 * TRANSFERS)))
+
+
+def test_private_memory_and_arena_stay_within_any_budget_under_load_and_within_ten_percent_of_it(serve, store, node):
+    budgets = {slots: ram_for(slots, 3) for slots in (64, 56, 48, 40, 32)}
     arenas = {}
     daemon = serve(store.path, "--ram", budgets[64], "--drive-threads", 2, *FEW)
     private, ended = [], threading.Event()
@@ -235,12 +242,8 @@ def test_private_memory_and_arena_stay_within_any_budget_under_load_and_near_it(
         with Working(*(node(daemon) for _ in range(4))) as working:
             for slots, ram in budgets.items():
                 assert resize(daemon, slots) == ram
-                far = [threading.Thread(target=on_loop, args=(read_from_afar(daemon.address), 60)) for _ in range(6)]
-                for thread in far:
-                    thread.start()
+                on_loop(all_from_afar(daemon.address), 60)
                 working.go_on(1)
-                for thread in far:
-                    thread.join()
                 arena = arena_of(daemon, slots)
                 arenas[slots] = arena["used_bytes"] + arena["excess_bytes"]
     finally:
@@ -248,8 +251,7 @@ def test_private_memory_and_arena_stay_within_any_budget_under_load_and_near_it(
         watching.join()
     shares = {slots: (arenas[slots] + max(private)) / ram for slots, ram in budgets.items()}
     print(f"private memory {max(private):,} bytes; of each budget are used: {shares}")
-    # On a quiet machine it is above 0.9; on a busy one fewer transfers meet.
-    assert all(0.8 < share <= 1 for share in shares.values()), shares
+    assert all(0.9 < share <= 1 for share in shares.values()), shares
 
 
 def test_a_session_that_was_told_more_than_fits_is_ended_with_what_it_held(whole):

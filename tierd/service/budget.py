@@ -40,7 +40,7 @@ TRANSFERS: Final = 4
 """Records as bytes for nodes without shared memory; more callers wait (`tierd.service.store_service`)."""
 _BYTES_PER_TRANSFER: Final = 6 << 20
 """Copies of chunks of 1 MiB in protobuf, gRPC and the allocator, beside the record: measured as 5 to 6.3 MiB."""
-_SLACK_BYTES: Final = 5 << 20
+_SLACK_BYTES: Final = 3 << 20
 """Fragments of the allocator, metrics, and what was forgotten."""
 
 _NODE_BYTES: Final = 384 << 20
