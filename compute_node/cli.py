@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -14,9 +16,49 @@ from typer.exceptions import TyperException
 
 from tierd import __version__
 from tierd.errors import TierdError
+from tierd.outline import add_outline, words_of
 from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
 
-__all__ = ["build_app", "main"]
+__all__ = ["COMMANDS", "build_app", "main"]
+
+COMMANDS: Final = {
+    "generate": (
+        "generate",
+        "Continue a text; it comes from -p, -f or standard input. Statistics follow on standard error.",
+    ),
+    "chat": ("chat", "Talk with a model. Ctrl-C stops an answer; /help shows the commands."),
+    "serve": (
+        "serve",
+        (
+            "Serve a model: the APIs of OpenAI (/v1/chat/completions, /v1/completions) and Anthropic (/v1/messages), a "
+            "chat page at /, and /metrics. Ctrl-C or SIGTERM stops it after the answers under way."
+        ),
+    ),
+    "metrics": ("metrics", "Explain the metrics that a serving node shows at /metrics."),
+    "check-oracle": (
+        "check_oracle",
+        "Convert a tiny checkpoint, run it with few experts in RAM, and compare with the reference beside it.",
+    ),
+    "families": (
+        "families",
+        "Show which model families run natively, and how far each is from the reference implementation.",
+    ),
+    "eval": ("evaluate", "Judge a store and its numerics: how well does the model predict a text?"),
+    "fit-predictor": (
+        "fit_predictor",
+        "Fit, for each layer, a linear correction of its router's look-ahead on the texts of recorded runs.",
+    ),
+    "worker": (
+        "worker",
+        (
+            "Compute with a store's experts for far nodes; they get one row for each token and expert, bit for bit "
+            "their own."
+        ),
+    ),
+    "bench": ("bench", "Measure this machine; figures of a busy machine are void, and say so."),
+}
+"""In the order of the help: modules of `compute_node.commands` with a function `register`, and the first paragraph of
+each one's help."""
 
 _INTERRUPTED = 130
 _TERMINATED = 143
@@ -44,22 +86,13 @@ def _root(
     del version, with_traceback
 
 
-def build_app() -> typer.Typer:
-    """The command line with all commands; imports the kernels, which takes about a second."""
-    # See above; --version need not wait.
-    from compute_node.commands import (  # noqa: PLC0415
-        bench,
-        chat,
-        check_oracle,
-        evaluate,
-        families,
-        fit_predictor,
-        generate,
-        metrics,
-        serve,
-        worker,
-    )
+def build_app(wanted: Sequence[str] | None = None) -> typer.Typer:
+    """The command line. Most commands import the kernels, which takes about a second.
 
+    Args:
+        wanted: words of a command, which is there alone; what is none: all are listed, and none is there; None: all
+            are there.
+    """
     app = typer.Typer(
         name="compute-node",
         add_completion=False,
@@ -68,10 +101,21 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in (generate, chat, serve, metrics, check_oracle, families, evaluate, fit_predictor, worker, bench):
-        command.register(app)
+    if wanted is None:
+        for command in COMMANDS:
+            _module(command).register(app)
+    elif wanted and wanted[0] == "bench":
+        _module("bench").register(app, "".join(wanted[1:2]))
+    elif wanted and wanted[0] in COMMANDS:
+        _module(wanted[0]).register(app)
+    else:
+        add_outline(app, {command: summary for command, (_, summary) in COMMANDS.items()})
     join_help_lines(app)
     return app
+
+
+def _module(command: str) -> Any:
+    return import_module(f"compute_node.commands.{COMMANDS[command][0]}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -113,7 +157,7 @@ def _call(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"compute-node {__version__}\n")
         return 0
-    code = build_app()(arguments, standalone_mode=False, prog_name="compute-node")
+    code = build_app(words_of(arguments))(arguments, standalone_mode=False, prog_name="compute-node")
     sys.stdout.flush()
     return code if isinstance(code, int) else 0
 

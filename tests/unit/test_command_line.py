@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
+import compute_node.cli
 from tierd import commands
 from tierd.cli import COMMANDS, build_app
 
@@ -17,16 +19,41 @@ def test_every_module_with_a_command_is_listed():
     folder = Path(commands.__file__).parent
     registering = {path.stem for path in folder.glob("*.py") if "\ndef register(" in path.read_text()}
     assert set(COMMANDS) == registering
-    assert set(get_command(build_app()).commands) == set(COMMANDS)
-    assert set(get_command(build_app("unknown")).commands) == set(COMMANDS)
+
+
+def explained(group):
+    """What a group's help says of its commands."""
+    return [(name, inspect.cleandoc(c.help).split("\n\n")[0].replace("\n", " ")) for name, c in group.commands.items()]
+
+
+def test_the_outline_of_a_program_says_what_its_commands_say():
+    assert explained(get_command(build_app())) == list(COMMANDS.items())
+    assert explained(get_command(build_app("unknown"))) == list(COMMANDS.items())
+    node = get_command(compute_node.cli.build_app())
+    assert explained(node) == explained(get_command(compute_node.cli.build_app(["unknown"])))
+    outline = get_command(compute_node.cli.build_app(["bench"])).commands["bench"]
+    assert explained(node.commands["bench"]) == explained(outline)
+
+
+def loaded(code):
+    """Names of the modules that are there after some code."""
+    code = f"import sys; {code}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(run.stdout.split())
 
 
 def test_one_command_alone_does_not_load_the_others():
-    code = "import sys; from tierd.cli import build_app; build_app('stats'); print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    loaded = set(run.stdout.split())
-    assert "tierd.commands.stats" in loaded
-    assert not loaded & {"tierd.commands.serve", "tierd.service.daemon", "tierd.checkpoint.convert", "uvicorn"}
+    found = loaded("from tierd.cli import build_app; build_app('stats')")
+    assert "tierd.commands.stats" in found
+    assert not found & {"tierd.commands.serve", "tierd.service.daemon", "tierd.checkpoint.convert", "uvicorn"}
+
+
+def test_help_loads_no_command():
+    found = loaded(
+        "import tierd.cli, compute_node.cli; tierd.cli.build_app(''); compute_node.cli.build_app([]); "
+        "compute_node.cli.build_app(['bench'])"
+    )
+    assert not found & {"tierd.commands.serve", "compute_node.commands.options", "numpy", "numba", "pydantic", "grpc"}
 
 
 def test_what_the_system_refuses_is_said_in_one_line():
