@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from compute_node.kernels import lanes
-from compute_node.kernels.dots import Builder
+from compute_node.kernels.dots import LINE, Builder
 from compute_node.kernels.integer_dots import call_named, every, i64, times, vector_at
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
@@ -158,6 +158,7 @@ class ScaleTable:
         self._builder, self._scales, self._widen, self._bytes = builder, scales, widen, scale_bytes
         self._rows, self._widened = rows or [], widened
         table = cgutils.alloca_once(builder, ir.ArrayType(F32, len(scales) * max(1, len(self._rows)) * LANES))
+        table.align = LINE
         self._table = builder.bitcast(table, I8.as_pointer())
 
     def load(self, span: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from llvmlite import ir
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from compute_node.kernels import lanes
 from compute_node.kernels.block_codes import (
@@ -29,16 +28,13 @@ from compute_node.kernels.dots import (
     LINE,
     Builder,
     LaneSums,
-    in_tiles,
     padded_copy,
-    pointers,
     prefetch_lines,
-    signature_of,
 )
 from compute_node.kernels.integer_dots import every, factor_at, i64, times
 from compute_node.kernels.lanes import F32, I8, I32, LANES
 
-__all__ = ["dots_float4", "dots_float8", "dots_int4_small"]
+__all__ = ["block_float4", "block_float8", "block_int4"]
 
 _GROUP: Final = 32
 _BLOCK: Final = 64
@@ -109,8 +105,8 @@ def _nibble_dots(
     return sums.totals()
 
 
-def _float8_dots(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
-    """Dot products where a weight is a byte times the scale of 128 columns."""
+def block_float8(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+    """Dot products of `fp8-e4m3` weight rows, of which a float32 scales 128 columns."""
     sums = LaneSums(builder, len(x), len(w))
 
     def factors_of(block: Any) -> list[Any]:
@@ -155,48 +151,13 @@ def _signed_float4(builder: Builder, nibbles: Any) -> Any:
     return twice_float4(builder, nibbles, 0)
 
 
-def _generate(dots: Callable[..., list[Any]]) -> Callable[..., Any]:
-    """The body of an intrinsic over addresses of weights, scales and activations."""
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-
-        def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return dots(builder, *parts, inputs, arguments[3], following)
-
-        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return generate
-
-
-def _float4_dots(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+def block_float4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+    """Dot products of `mxfp4` weight rows, whose scales are bytes."""
     table = ScaleTable(builder, s, widen_exponents, 1)
     return _nibble_dots(builder, _signed_float4, table, w, x, cols, after)
 
 
-def _int4_dots(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+def block_int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+    """Dot products of `int4-g32` weight rows, whose scales are bf16."""
     table = ScaleTable(builder, s, widen_bf16_scales, 2)
     return _nibble_dots(builder, _signed_int4, table, w, x, cols, after)
-
-
-@intrinsic
-def dots_float8(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """Dot products of `fp8-e4m3` weight rows at addresses `w`, whose scales begin at addresses `s`, with rows `x`.
-
-    `after` is where the weights of the next call begin; their lines are asked for on the way.
-    """
-    return signature_of(w, s, x, cols, after), _generate(_float8_dots)
-
-
-@intrinsic
-def dots_float4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """The same for `mxfp4` weights, whose scales are bytes."""
-    return signature_of(w, s, x, cols, after), _generate(_float4_dots)
-
-
-@intrinsic
-def dots_int4_small(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """The same for `int4-g32` weights, whose scales are bf16."""
-    return signature_of(w, s, x, cols, after), _generate(_int4_dots)

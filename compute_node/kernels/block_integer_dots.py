@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
-
-from numba.extending import intrinsic
 
 from compute_node.kernels import lanes
 from compute_node.kernels.block_codes import (
@@ -24,7 +23,7 @@ from compute_node.kernels.block_codes import (
     widen_bf16_scales,
     widen_exponents,
 )
-from compute_node.kernels.dots import LINE, Builder, in_tiles, pointers, prefetch_lines, signature_of
+from compute_node.kernels.dots import LINE, Builder, Dots, prefetch_lines
 from compute_node.kernels.integer_dots import (
     Fixes,
     QuantisedGroups,
@@ -35,9 +34,9 @@ from compute_node.kernels.integer_dots import (
     totals_of,
     zero_sums,
 )
-from compute_node.kernels.lanes import I8, LANES
+from compute_node.kernels.lanes import LANES
 
-__all__ = ["dots_fast_float4", "dots_fast_int4_small"]
+__all__ = ["fast_float4", "fast_small_int4"]
 
 _FLOAT4_BIAS: Final = 16
 _INT4_BIAS: Final = 8
@@ -62,7 +61,7 @@ class _Format:
 
 
 def _dots(
-    builder: Builder, kind: _Format, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any
+    kind: _Format, builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any
 ) -> list[Any]:
     """Sums of all pairs, activation row by activation row."""
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
@@ -100,33 +99,7 @@ def _biased_float4(builder: Builder, nibbles: Any) -> Any:
 _FLOAT4: Final = _Format(_biased_float4, _FLOAT4_BIAS, widen_exponents, 1)
 _INT4: Final = _Format(lambda _, nibbles: nibbles, _INT4_BIAS, widen_bf16_scales, 2)
 
-
-def _generate(kind: _Format) -> Any:
-    """The body of an intrinsic over addresses of weights, scales and quantised rows."""
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-
-        def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _dots(builder, kind, parts[0], parts[1], inputs, arguments[3], following)
-
-        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return generate
-
-
-@intrinsic
-def dots_fast_float4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """Dot products of `mxfp4` weight rows at addresses `w`, scales at `s`, with quantised rows at addresses `x`.
-
-    `after` is where the weights of the next call begin; their lines are asked for on the way.
-    """
-    return signature_of(w, s, x, cols, after), _generate(_FLOAT4)
-
-
-@intrinsic
-def dots_fast_int4_small(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """The same for `int4-g32` weights, whose scales are bf16."""
-    return signature_of(w, s, x, cols, after), _generate(_INT4)
+fast_float4: Final[Dots] = partial(_dots, _FLOAT4)
+"""Dot products of `mxfp4` weight rows, whose scales are bytes, with quantised rows."""
+fast_small_int4: Final[Dots] = partial(_dots, _INT4)
+"""Dot products of `int4-g32` weight rows, whose scales are bf16, with quantised rows."""

@@ -10,6 +10,7 @@ scales for small blocks are in `block_dots`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from llvmlite import ir
@@ -23,17 +24,20 @@ from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 __all__ = [
     "LINE",
     "Builder",
+    "Dots",
     "LaneSums",
     "dot",
     "dots_bf16",
     "dots_f32",
-    "dots_int4",
     "dots_int8",
-    "in_tiles",
+    "flat_bf16",
+    "flat_f32",
+    "flat_int8",
+    "grouped_int4",
     "padded_copy",
     "pointers",
     "prefetch_lines",
-    "signature_of",
+    "tile_of",
 ]
 
 BLOCK: Final = 128
@@ -44,11 +48,20 @@ LINE: Final = 64
 
 Builder = Any  # llvmlite has no types
 Widen = Callable[[Builder, Any], Any]
-Dots = Callable[[list[list[Any]], Any], list[Any]]
-"""Makes the totals of a few weight rows with all activation rows; see `in_tiles`."""
+Dots = Callable[[Builder, list[Any], list[Any], list[Any], Any, Any], list[Any]]
+"""Makes the totals of a few weight rows with all activation rows, activation row by activation row.
+
+It is given byte pointers to the weight rows, to their scales and to the activation rows, the columns, and where the
+weights begin whose lines are to be asked for.
+"""
 
 _PAIRS: Final = 16 if lanes.has_feature("avx512f") else 4
 """Pairs of an activation row and a weight row whose accumulators stay in registers together."""
+
+
+def tile_of(rows: int) -> int:
+    """Weight rows that are computed together with so many activation rows, at most four."""
+    return max(1, min(4, _PAIRS // rows))
 
 
 def _bf16(builder: Builder, raw: Any) -> Any:
@@ -101,52 +114,17 @@ class LaneSums:
         return [lanes.sum_lanes(self.builder, self.builder.load(cell)) for row in self.cells for cell in row]
 
 
-def in_tiles(builder: Builder, dots: Dots, parts: list[list[Any]], rows: int, after: Any) -> list[Any]:
-    """Sums of many pairs from `dots`, which is given no more weight rows at a time than registers can follow.
-
-    The code of `dots` is made once and runs for one group of weight rows after the other, so a weight is loaded and
-    unpacked once for all activation rows.
-
-    Args:
-        builder: of the code.
-        dots: called with parts of some weight rows, and where the weights begin whose lines are to be asked for.
-        parts: byte pointers, the same part of every weight row in a list: data first, then scales, where there are.
-        rows: activation rows.
-        after: where the weights of the next call begin.
-
-    Returns:
-        The sums, activation row by activation row.
-    """
-    count = len(parts[0])
-    size = max(1, min(count, _PAIRS // rows))
-    while count % size:
-        size -= 1
-    if size == count:
-        return dots(parts, after)
-    tables = []
-    for part in parts:
-        table = cgutils.alloca_once(builder, ir.ArrayType(I8.as_pointer(), count))
-        for number, pointer in enumerate(part):
-            builder.store(pointer, cgutils.gep_inbounds(builder, table, 0, number))
-        tables.append(table)
-    found = cgutils.alloca_once(builder, ir.ArrayType(F32, count * rows))
-    with cgutils.for_range(builder, ir.Constant(I64, count // size)) as loop:
-        first = builder.mul(loop.index, ir.Constant(I64, size))
-        places = [builder.add(first, ir.Constant(I64, number)) for number in range(size)]
-        some = [[builder.load(cgutils.gep_inbounds(builder, t, 0, place)) for place in places] for t in tables]
-        done = builder.sub(builder.ptrtoint(some[0][0], I64), builder.ptrtoint(parts[0][0], I64))
-        totals = dots(some, lanes.offset(builder, after, done))
-        for number, total in enumerate(totals):
-            row, place = divmod(number, size)
-            at = builder.add(places[place], ir.Constant(I64, row * count))
-            builder.store(total, cgutils.gep_inbounds(builder, found, 0, at))
-    return [builder.load(cgutils.gep_inbounds(builder, found, 0, number)) for number in range(count * rows)]
-
-
 def _flat(
-    builder: Builder, element: Any, widen: Widen | None, w: list[Any], x: list[Any], cols: Any, after: Any
+    element: Any,
+    widen: Widen | None,
+    builder: Builder,
+    w: list[Any],
+    _scales: list[Any],
+    x: list[Any],
+    cols: Any,
+    after: Any,
 ) -> list[Any]:
-    """Dot products where one weight is one element of memory."""
+    """Dot products where one weight is one element of memory, before the row's scale."""
     size = 4 if element == F32 else element.width // 8
     sums = LaneSums(builder, len(x), len(w))
 
@@ -214,7 +192,7 @@ def _codes(builder: Builder, pointer: Any, *, high: bool) -> list[Any]:
     return found
 
 
-def _grouped(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+def grouped_int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
     """Dot products of `int4-g64`: per group a sum from zero, then added times the group's scale."""
     sums = LaneSums(builder, len(x), len(w))
     chunks = range(0, 64, LANES)
@@ -251,23 +229,45 @@ def pointers(builder: Builder, addresses: Any) -> list[Any]:
     return [builder.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(builder, addresses)]
 
 
-def signature_of(w: Any, *arguments: Any) -> Any:
+flat_f32: Final[Dots] = partial(_flat, F32, None)
+flat_bf16: Final[Dots] = partial(_flat, I16, _bf16)
+flat_int8: Final[Dots] = partial(_flat, I8, _int8)
+
+
+def _signature(w: Any, x: Any, cols: Any, after: Any) -> Any:
     """Addresses in tuples of int64; the result is a tuple of float32, one per pair, row by row."""
-    inputs = arguments[-3]
-    return types.UniTuple(types.float32, w.count * inputs.count)(w, *arguments)
+    return types.UniTuple(types.float32, w.count * x.count)(w, x, cols, after)
 
 
-def _flat_dots(element: Any, widen: Widen | None) -> Callable[..., Any]:
+def _in_tiles(dots: Dots) -> Callable[..., Any]:
+    """The body of an intrinsic whose weight rows, one or four, are no more at a time than registers can follow.
+
+    The code of `dots` is made once and runs for one group of weight rows after the other, so a weight is loaded and
+    unpacked once for all activation rows.
+    """
+
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        w, x, cols, after = arguments
-        ahead = builder.inttoptr(after, I8.as_pointer())
-        inputs = pointers(builder, x)
-
-        def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _flat(builder, element, widen, parts[0], inputs, cols, following)
-
-        totals = in_tiles(builder, some, [pointers(builder, w)], len(inputs), ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
+        rows, x = (pointers(builder, value) for value in arguments[:2])
+        cols, after = arguments[2], builder.inttoptr(arguments[3], I8.as_pointer())
+        count, size = len(rows), min(len(rows), tile_of(len(x)))
+        if size == count:
+            return context.make_tuple(builder, signature.return_type, dots(builder, rows, [], x, cols, after))
+        table = cgutils.alloca_once(builder, ir.ArrayType(I8.as_pointer(), count))
+        for number, pointer in enumerate(rows):
+            builder.store(pointer, cgutils.gep_inbounds(builder, table, 0, number))
+        found = cgutils.alloca_once(builder, ir.ArrayType(F32, count * len(x)))
+        with cgutils.for_range(builder, ir.Constant(I64, count // size)) as loop:
+            first = builder.mul(loop.index, ir.Constant(I64, size))
+            places = [builder.add(first, ir.Constant(I64, number)) for number in range(size)]
+            some = [builder.load(cgutils.gep_inbounds(builder, table, 0, place)) for place in places]
+            done = builder.sub(builder.ptrtoint(some[0], I64), builder.ptrtoint(rows[0], I64))
+            totals = dots(builder, some, [], x, cols, lanes.offset(builder, after, done))
+            for number, total in enumerate(totals):
+                row, place = divmod(number, size)
+                at = builder.add(places[place], ir.Constant(I64, row * count))
+                builder.store(total, cgutils.gep_inbounds(builder, found, 0, at))
+        sums = [builder.load(cgutils.gep_inbounds(builder, found, 0, at)) for at in range(count * len(x))]
+        return context.make_tuple(builder, signature.return_type, sums)
 
     return generate
 
@@ -278,36 +278,19 @@ def dots_f32(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
 
     `after` is where the weights of the next call begin; their lines are asked for on the way.
     """
-    return signature_of(w, x, cols, after), _flat_dots(F32, None)
+    return _signature(w, x, cols, after), _in_tiles(flat_f32)
 
 
 @intrinsic
 def dots_bf16(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for bf16 weights."""
-    return signature_of(w, x, cols, after), _flat_dots(I16, _bf16)
+    return _signature(w, x, cols, after), _in_tiles(flat_bf16)
 
 
 @intrinsic
 def dots_int8(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
     """The same for int8 weights, before the row's scale."""
-    return signature_of(w, x, cols, after), _flat_dots(I8, _int8)
-
-
-@intrinsic
-def dots_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """The same for `int4-g64` weights, whose float16 scales begin at addresses `s`."""
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-
-        def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _grouped(builder, parts[0], parts[1], inputs, arguments[3], following)
-
-        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return signature_of(w, s, x, cols, after), generate
+    return _signature(w, x, cols, after), _in_tiles(flat_int8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

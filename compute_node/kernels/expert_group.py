@@ -185,10 +185,16 @@ def _units_of(expert: int, live: int, lo: int, hi: int) -> Any:
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _gate_up_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: address of records, intermediate, address of how many. One unit is 64 columns of one expert."""
+    """Record: address of records, intermediate, address of how many. One unit is 64 columns of one expert.
+
+    Each slice begins with another expert: while one waits for the weights of an expert that few rows chose, the other
+    computes on one that many chose, and they do not want the memory at the same moments.
+    """
     m = i64_at(args)
     live = i64_at(m[2])[0]
-    for expert in range(live):
+    turn = lo // ((m[1] + COLUMN_GRAIN - 1) // COLUMN_GRAIN)
+    for number in range(live):
+        expert = (number + turn) % live
         first, end = _units_of(expert, live, lo, hi)
         if first < end:
             gate_up_rows(m[0] + expert * EXPERT_FIELDS * 8, first * COLUMN_GRAIN, min(end * COLUMN_GRAIN, m[1]))
@@ -196,10 +202,15 @@ def _gate_up_kernel(args: int, lo: int, hi: int) -> None:
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def _down_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: address of records, hidden, address of how many. One unit is 16 columns of one expert."""
+    """Record: address of records, hidden, address of how many. One unit is 16 columns of one expert.
+
+    Slices begin as those of gate and up.
+    """
     m = i64_at(args)
     live = i64_at(m[2])[0]
-    for expert in range(live):
+    turn = lo // ((m[1] + GRAIN - 1) // GRAIN)
+    for number in range(live):
+        expert = (number + turn) % live
         first, end = _units_of(expert, live, lo, hi)
         if first < end:
             part = m[0] + expert * EXPERT_FIELDS * 8

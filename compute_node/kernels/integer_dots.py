@@ -18,10 +18,9 @@ from typing import Any, Final
 
 from llvmlite import ir
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from compute_node.kernels import lanes
-from compute_node.kernels.dots import Builder, in_tiles, padded_copy, pointers, prefetch_lines, signature_of
+from compute_node.kernels.dots import LINE, Builder, padded_copy, prefetch_lines
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
 __all__ = [
@@ -31,10 +30,10 @@ __all__ = [
     "add_products",
     "call_named",
     "dot_halves",
-    "dots_fast_int4",
-    "dots_fast_int8",
     "every",
     "factor_at",
+    "fast_int4",
+    "fast_int8",
     "halves_at",
     "i64",
     "times",
@@ -213,7 +212,8 @@ def totals_of(builder: Builder, cells: list[Any]) -> list[Any]:
     return [lanes.sum_lanes(builder, builder.load(cell)) for cell in cells]
 
 
-def _int8(builder: Builder, w: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+def fast_int8(builder: Builder, w: list[Any], _scales: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+    """Dot products of int8 weight rows with quantised rows, before the row's scale."""
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
 
     def step(weights: list[Any], group: Any) -> None:
@@ -270,10 +270,12 @@ def _nibbles(builder: Builder, packed: Any, *, high: bool) -> Any:
     return builder.lshr(packed, every(HALF, 4)) if high else builder.and_(packed, every(HALF, 15))
 
 
-def _int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+def fast_int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any, after: Any) -> list[Any]:
+    """Dot products of `int4-g64` weight rows, whose scales are float16, with quantised rows."""
     rows, sums = QuantisedGroups(builder, x, cols), zero_sums(builder, len(x) * len(w))
     fixes = Fixes(builder, len(sums))
     table = cgutils.alloca_once(builder, ir.ArrayType(F32, len(x) * len(w) * LANES))
+    table.align = LINE  # no store then crosses a line, from which single factors could not be forwarded
     table = builder.bitcast(table, I8.as_pointer())
     total_blocks = builder.lshr(builder.add(cols, i64(127)), i64(7))
     spans = builder.lshr(builder.add(total_blocks, i64(_SPAN - 1)), i64(3))
@@ -304,40 +306,3 @@ def _int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: Any,
             block(number, loop.index)
     fixes.apply(sums)
     return totals_of(builder, sums)
-
-
-@intrinsic
-def dots_fast_int8(_typing: Any, w: Any, x: Any, cols: Any, after: Any) -> Any:
-    """Dot products of int8 weight rows at addresses `w` with quantised rows at addresses `x`, before the row's scale.
-
-    `after` is where the weights of the next call begin; their lines are asked for on the way.
-    """
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        ahead = builder.inttoptr(arguments[3], I8.as_pointer())
-        data, inputs = (pointers(builder, a) for a in arguments[:2])
-
-        def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _int8(builder, parts[0], inputs, arguments[2], following)
-
-        totals = in_tiles(builder, some, [data], len(inputs), ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return signature_of(w, x, cols, after), generate
-
-
-@intrinsic
-def dots_fast_int4(_typing: Any, w: Any, s: Any, x: Any, cols: Any, after: Any) -> Any:
-    """The same for `int4-g64` weights, whose float16 scales begin at addresses `s`."""
-
-    def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Any:
-        ahead = builder.inttoptr(arguments[4], I8.as_pointer())
-        data, scales, inputs = (pointers(builder, a) for a in arguments[:3])
-
-        def some(parts: list[list[Any]], following: Any) -> list[Any]:
-            return _int4(builder, parts[0], parts[1], inputs, arguments[3], following)
-
-        totals = in_tiles(builder, some, [data, scales], len(inputs), ahead)
-        return context.make_tuple(builder, signature.return_type, totals)
-
-    return signature_of(w, s, x, cols, after), generate

@@ -13,14 +13,23 @@ from numba import cfunc, njit
 from numpy.typing import NDArray
 
 from compute_node.kernels.batch import Batch
-from compute_node.kernels.block_dots import dots_float4, dots_float8, dots_int4_small
-from compute_node.kernels.block_integer_dots import dots_fast_float4, dots_fast_int4_small
-from compute_node.kernels.dots import dots_bf16, dots_f32, dots_int4, dots_int8
-from compute_node.kernels.integer_dots import dots_fast_int4, dots_fast_int8
 from compute_node.kernels.lanes import f32_at, i64_at
 from compute_node.kernels.matrix import Matrix, scales_rows_shift
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from compute_node.kernels.quantised_rows import QuantisedRows
+from compute_node.kernels.walks import (
+    walk_bf16,
+    walk_f32,
+    walk_fast_float4,
+    walk_fast_int4,
+    walk_fast_int8,
+    walk_fast_small_int4,
+    walk_float4,
+    walk_float8,
+    walk_int4,
+    walk_int8,
+    walk_small_int4,
+)
 from tierd.errors import UsageError
 
 __all__ = [
@@ -95,100 +104,108 @@ def _place(base: int, stride: int, index: int, row: int) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _integer_dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
-    """Those with quantised activations."""
+def _whole(kind: int) -> Any:
+    """True for the kinds that multiply whole numbers; see `quantises`."""
+    return kind in (FAST_INT8_KIND, FAST_INT4_KIND, FAST_FLOAT4_KIND, FAST_SMALL_INT4_KIND)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _walk_whole(kind: int, weights: Any, span: Any, x: Any, y: Any) -> None:
+    """With quantised rows; of these, three are computed together as well."""
     if kind == FAST_INT4_KIND:
-        return dots_fast_int4(w, s, x, cols, after)
-    return dots_fast_int8(w, x, cols, after)
+        walk_fast_int4(weights, span, x, y)
+    elif kind == FAST_INT8_KIND:
+        walk_fast_int8(weights, span, x, y)
+    elif kind == FAST_FLOAT4_KIND:
+        walk_fast_float4(weights, span, x, y)
+    else:
+        walk_fast_small_int4(weights, span, x, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _block_dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
-    """Those of the formats with small blocks."""
-    if kind == FAST_FLOAT4_KIND:
-        return dots_fast_float4(w, s, x, cols, after)
-    if kind == FAST_SMALL_INT4_KIND:
-        return dots_fast_int4_small(w, s, x, cols, after)
-    if kind == FLOAT4_KIND:
-        return dots_float4(w, s, x, cols, after)
-    if kind == SMALL_INT4_KIND:
-        return dots_int4_small(w, s, x, cols, after)
-    return dots_float8(w, s, x, cols, after)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _dots(kind: int, w: Any, s: Any, x: Any, cols: int, after: int) -> Any:
-    """Four weight rows with one, two or four activation rows."""
-    if kind >= FLOAT8_KIND:
-        return _block_dots(kind, w, s, x, cols, after)
-    if kind >= FAST_INT8_KIND:
-        return _integer_dots(kind, w, s, x, cols, after)
+def _walk_float(kind: int, weights: Any, span: Any, x: Any, y: Any) -> None:
+    """With float32 rows."""
     if kind == BF16_KIND:
-        return dots_bf16(w, x, cols, after)
-    if kind == INT8_KIND:
-        return dots_int8(w, x, cols, after)
-    if kind == INT4_KIND:
-        return dots_int4(w, s, x, cols, after)
-    return dots_f32(w, x, cols, after)
+        walk_bf16(weights, span, x, y)
+    elif kind == INT8_KIND:
+        walk_int8(weights, span, x, y)
+    elif kind == INT4_KIND:
+        walk_int4(weights, span, x, y)
+    elif kind == FLOAT8_KIND:
+        walk_float8(weights, span, x, y)
+    elif kind == FLOAT4_KIND:
+        walk_float4(weights, span, x, y)
+    elif kind == SMALL_INT4_KIND:
+        walk_small_int4(weights, span, x, y)
+    else:
+        walk_f32(weights, span, x, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _store(m: Any, row: int, o: Any, sums: Any) -> None:
-    """Four finished sums of one row: the scale of int8, then the bias."""
-    y = f32_at(_place(m[Y], m[Y_STRIDE], m[Y_INDEX], row))
-    for j in range(4):
-        total = sums[j]
-        if m[KIND] == INT8_KIND or m[KIND] == FAST_INT8_KIND:
-            total = total * f32_at(m[SCALES])[o[j]]
-        if m[BIAS] != 0:
-            total = total + f32_at(m[BIAS])[o[j]]
-        y[o[j]] = total
+def _walk(kind: int, weights: Any, span: Any, x: Any, y: Any) -> None:
+    """The dot products of a span of weight rows with one, two or four activation rows."""
+    if _whole(kind):
+        _walk_whole(kind, weights, span, x, y)
+    else:
+        _walk_float(kind, weights, span, x, y)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _finish(m: Any, first: int, end: int, y: int) -> None:
+    """What follows the sums of one row: the scale of int8, then the bias."""
+    out = f32_at(y)
+    if m[KIND] == INT8_KIND or m[KIND] == FAST_INT8_KIND:
+        scales = f32_at(m[SCALES])
+        for o in range(first, end):
+            out[o] = out[o] * scales[o]
+    if m[BIAS] != 0:
+        bias = f32_at(m[BIAS])
+        for o in range(first, end):
+            out[o] = out[o] + bias[o]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _taken(left: int, most: int, threes: bool) -> int:
+    """How many of the rows that are left are computed together: one, two or four, three only where that pays."""
+    if left < 4 or most < 4:
+        return min(left, 3) if threes and most == 4 else min(left, 2)
+    return 3 if threes and left < 7 and left != 4 else 4
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
 def matmul_kernel(args: int, lo: int, hi: int) -> None:
     """Columns lo..hi of all rows; `args` is the address of a record of `MATMUL_FIELDS`."""
     m = i64_at(args)
-    rows = i64_at(m[COUNT])[0]
+    kind, rows = m[KIND], i64_at(m[COUNT])[0]
     x, x_stride, x_index = m[X], m[X_STRIDE], m[X_INDEX]
+    y, y_stride, y_index = m[Y], m[Y_STRIDE], m[Y_INDEX]
     stride = max(m[DATA_STRIDE], 1)
     ahead = (AHEAD_BYTES + 4 * stride - 1) // (4 * stride) * 4 * stride
     block = max(1, BLOCK_BYTES // (4 * stride)) * 4
     most = 4 if x_stride <= ROW_BYTES else 2
+    weights = (m[DATA], m[DATA_STRIDE], m[SCALES], m[SCALES_STRIDE], m[SCALES_SHIFT], m[COLS])
     for first in range(lo, hi, block):
-        last = min(first + block, hi) - 1
+        span = (first, min(first + block, hi), ahead)
         row = 0
         while row < rows:
-            taken = most if row + most <= rows else (2 if row + 2 <= rows else 1)
-            for column in range(first, last + 1, 4):
-                # Beyond the block's end its last column is computed again: same value, same place.
-                o = (column, min(column + 1, last), min(column + 2, last), min(column + 3, last))
-                d, step = m[DATA], m[DATA_STRIDE]
-                w = (d + o[0] * step, d + o[1] * step, d + o[2] * step, d + o[3] * step)
-                after = w[0] + ahead
-                d, step = m[SCALES], m[SCALES_STRIDE]
-                k = m[SCALES_SHIFT]
-                s = (d + (o[0] >> k) * step, d + (o[1] >> k) * step, d + (o[2] >> k) * step, d + (o[3] >> k) * step)
-                if taken == 4:
-                    four = (
-                        _place(x, x_stride, x_index, row),
-                        _place(x, x_stride, x_index, row + 1),
-                        _place(x, x_stride, x_index, row + 2),
-                        _place(x, x_stride, x_index, row + 3),
-                    )
-                    sums = _dots(m[KIND], w, s, four, m[COLS], after)
-                    _store(m, row, o, sums[0:4])
-                    _store(m, row + 1, o, sums[4:8])
-                    _store(m, row + 2, o, sums[8:12])
-                    _store(m, row + 3, o, sums[12:16])
-                elif taken == 2:
-                    two = (_place(x, x_stride, x_index, row), _place(x, x_stride, x_index, row + 1))
-                    pairs = _dots(m[KIND], w, s, two, m[COLS], after)
-                    _store(m, row, o, pairs[0:4])
-                    _store(m, row + 1, o, pairs[4:8])
+            taken = _taken(rows - row, most, _whole(kind))
+            x0, y0 = _place(x, x_stride, x_index, row), _place(y, y_stride, y_index, row)
+            if taken == 1:
+                _walk(kind, weights, span, (x0,), (y0,))
+            else:
+                x1, y1 = _place(x, x_stride, x_index, row + 1), _place(y, y_stride, y_index, row + 1)
+                if taken == 2:
+                    _walk(kind, weights, span, (x0, x1), (y0, y1))
                 else:
-                    _store(m, row, o, _dots(m[KIND], w, s, (_place(x, x_stride, x_index, row),), m[COLS], after))
+                    x2, y2 = _place(x, x_stride, x_index, row + 2), _place(y, y_stride, y_index, row + 2)
+                    if taken == 3:
+                        _walk_whole(kind, weights, span, (x0, x1, x2), (y0, y1, y2))
+                    else:
+                        x3, y3 = _place(x, x_stride, x_index, row + 3), _place(y, y_stride, y_index, row + 3)
+                        _walk(kind, weights, span, (x0, x1, x2, x3), (y0, y1, y2, y3))
             row += taken
+        for row in range(rows):
+            _finish(m, first, span[1], _place(y, y_stride, y_index, row))
 
 
 def kernel_kind(op: str, numerics: str, weight_format: str) -> int:
