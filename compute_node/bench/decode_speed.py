@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from compute_node.bench.dense_view import DenseView
-from compute_node.bench.drawn_hints import MEASURED_PRECISION, DrawnHints
+from compute_node.bench.drawn_hints import MEASURED, DrawnHints
 from compute_node.bench.drive_probe import DriveProbe
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.geometries import BenchGeometry
@@ -114,7 +114,7 @@ def measure_decode(
             [entry.layer for entry in sizes.layers],
             count,
             routes,
-            MEASURED_PRECISION.stretched(2 * chosen),
+            MEASURED,
             right=True,
             throttle=Throttle(fixed=prefetch == "on"),
             lead_seconds=2 * (time.perf_counter() - begun) / (warm * len(sizes.layers)),

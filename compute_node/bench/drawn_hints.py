@@ -11,42 +11,66 @@ from numpy.typing import NDArray
 
 from tierd.prefetch.throttle import Throttle
 
-__all__ = ["MEASURED_PRECISION", "DrawnHints", "Precision"]
+__all__ = ["MEASURED", "DrawnHints", "Foreseen", "Named"]
 
 _FIRST_LAYERS: Final = 2
 """Layers that are hinted for by a token alone, as `Hinting` does it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
-    """How often a node's guess of each rank is right, the likeliest first.
+class Named:
+    """What a node names of the experts that a layer lacks, the likeliest first: one number for each likelihood.
 
     Attributes:
-        next_layer: of the layer after the one where the step waits.
+        probabilities: how likely it calls them, and how many of those came true.
+        right: share of all missing experts that are named with it; what is left of 1 is never named.
+        wrong: experts that are named with it and not wanted, for each missing one.
+    """
+
+    probabilities: tuple[float, ...]
+    right: tuple[float, ...]
+    wrong: tuple[float, ...]
+
+    @property
+    def recall(self) -> float:
+        """Share of the missing experts that are named at all."""
+        return sum(self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a node names, by what it goes by.
+
+    Attributes:
+        next_layer: of the layer after the one where the step is.
         this_token: of the first layer, when the step's token is known.
         last_token: of the first layer, when only the token before it is.
     """
 
-    next_layer: tuple[float, ...]
-    this_token: tuple[float, ...]
-    last_token: tuple[float, ...]
-
-    def stretched(self, ranks: int) -> Precision:
-        """The same for a router that chooses another number of experts."""
-        return Precision(*(_stretched(part, ranks) for part in (self.next_layer, self.this_token, self.last_token)))
+    next_layer: Named
+    this_token: Named
+    last_token: Named
 
 
-MEASURED_PRECISION: Final = Precision(
-    next_layer=(0.973, 0.901, 0.776, 0.572, 0.288, 0.163, 0.097, 0.061),
-    this_token=(0.913, 0.849, 0.762, 0.621, 0.188, 0.123, 0.079, 0.061),
-    last_token=(0.358, 0.317, 0.262, 0.222, 0.197, 0.176, 0.171, 0.156),
+MEASURED: Final = Foreseen(
+    next_layer=Named(
+        (0.985, 0.921, 0.857, 0.763, 0.643, 0.536, 0.464, 0.366, 0.244, 0.144, 0.071),
+        (0.322, 0.081, 0.113, 0.065, 0.080, 0.076, 0.041, 0.023, 0.088, 0.036, 0.034),
+        (0.005, 0.007, 0.019, 0.020, 0.044, 0.066, 0.047, 0.040, 0.272, 0.211, 0.442),
+    ),
+    this_token=Named(
+        (0.958, 0.924, 0.905, 0.725, 0.639, 0.629, 0.426, 0.342, 0.237, 0.150, 0.065),
+        (0.190, 0.314, 0.097, 0.034, 0.048, 0.019, 0.013, 0.057, 0.043, 0.085, 0.034),
+        (0.008, 0.026, 0.010, 0.013, 0.027, 0.011, 0.017, 0.109, 0.139, 0.483, 0.490),
+    ),
+    last_token=Named(
+        (0.344, 0.301, 0.251, 0.130, 0.073),
+        (0.008, 0.029, 0.103, 0.427, 0.426),
+        (0.015, 0.066, 0.307, 2.863, 5.411),
+    ),
 )
-"""Of the embedded model (top-4), on texts that nothing was fitted on; see `bench prefetch`."""
-
-
-def _stretched(precision: Sequence[float], ranks: int) -> tuple[float, ...]:
-    places = np.linspace(0, len(precision) - 1, ranks)
-    return tuple(np.interp(places, np.arange(len(precision)), np.asarray(precision)).tolist())
+"""Of the embedded model (top-4, a quarter of the experts in RAM), on texts that nothing was fitted on; see `bench
+prefetch`."""
 
 
 class HintSource(Protocol):
@@ -62,18 +86,21 @@ class HintSource(Protocol):
 
 
 class DrawnHints:
-    """A `StepHints` that knows the routes and says them rank by rank, each right with a given probability.
+    """A `StepHints` that knows the routes, and names of the missing experts as many, and as many others, as measured.
 
     Args:
         source: hears the hints.
         layers: model layers with routed experts, rising.
         experts: of a layer.
         routes: int32 [positions, layers, k], what the model will choose.
-        precision: of each rank; it is also what is claimed.
-        right: whether guesses are right so often; else each is a random expert that the router will not choose.
+        foreseen: what is named, and how likely it is called.
+        right: whether guesses come true so often; else each is an expert that the router will not choose.
         throttle: says how likely a guess must be; it is told what steps cost.
         lead_seconds: from one layer to the next, as it is told.
     """
+
+    everywhere = True
+    """Layers that lack nothing are looked ahead of, too."""
 
     def __init__(
         self,
@@ -81,7 +108,7 @@ class DrawnHints:
         layers: Sequence[int],
         experts: int,
         routes: NDArray[np.int32],
-        precision: Precision,
+        foreseen: Foreseen,
         *,
         right: bool,
         throttle: Throttle,
@@ -93,14 +120,17 @@ class DrawnHints:
         self._places = {layer: place for place, layer in enumerate(layers)}
         self._experts = experts
         self._routes = routes
-        self._precision = precision
+        self._foreseen = foreseen
         self._right = right
         self._lead = lead_seconds
         self._position = -1
         self._step = 0
-        self._foreseen = False
-        # Drawing takes longer than what a node does instead of it.
-        self._drawn: dict[tuple[int, int, int], list[int]] = {}
+        self._done = False
+        self._said: dict[int, set[int]] = {}  # by place, the experts that were hinted last
+        self._passed = -1
+        # Of the experts that a layer lacks, wanted and other ones so far: others are named in proportion to the former.
+        self._lacking = np.array([1.0, experts / routes.shape[2]])
+        self._chances: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     @property
     def active(self) -> bool:
@@ -116,56 +146,83 @@ class DrawnHints:
         del tokens, decode
         self._position += 1
         self._step = step
-        self._foreseen = False
+        self._done = False
+        self._passed = -1
+        self._said.clear()
         if self.active:
             for place in range(min(_FIRST_LAYERS, len(self._layers))):
-                self._hint(place, self._precision.this_token, self._lead * (place + 1))
+                self._hint(place, self._foreseen.this_token, self._lead * (place + 1))
+
+    def passing(self, layer: int, routes: NDArray[np.int32]) -> None:
+        """Hint before a layer is computed that lacks nothing but what was hinted."""
+        absent, place = self._source.absent(layer), self._places[layer]
+        if absent is not None and self._said.get(place, set()).issuperset(routes[absent[routes]].tolist()):
+            self._passed = place
+            self._look_ahead(place)
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """Nothing is learned here."""
 
     def meanwhile(self, layer: int, known: NDArray[np.float32]) -> None:
-        """Hint for the layer after the one where the step waits; behind the last one, for the next step."""
+        """Hint where the step waits."""
         del known
-        place = self._places[layer] + 1
-        if place < len(self._layers):
-            self._hint(place, self._precision.next_layer, self._lead)
-        elif not self._foreseen:
-            self._foreseen = True
-            for first in range(min(_FIRST_LAYERS, len(self._layers))):
-                self._hint(first, self._precision.last_token, self._lead * (first + 1), later=1)
+        if self._places[layer] != self._passed:
+            self._look_ahead(self._places[layer])
 
     def end(self, seconds: float) -> None:
         """The step is complete; it took so long."""
         self.throttle.token(seconds)
 
-    def _hint(self, place: int, precision: Sequence[float], lead: float, later: int = 0) -> None:
-        guesses = self._draw(place, precision, self._position + later)
+    def _look_ahead(self, place: int) -> None:
+        """Hint for the layer after this one; behind the last one, for the next step."""
+        if place + 1 < len(self._layers):
+            self._hint(place + 1, self._foreseen.next_layer, self._lead)
+        elif not self._done:
+            self._done = True
+            for first in range(min(_FIRST_LAYERS, len(self._layers))):
+                self._hint(first, self._foreseen.last_token, self._lead * (first + 1), later=1)
+
+    def _hint(self, place: int, named: Named, lead: float, later: int = 0) -> None:
         absent = self._source.absent(self._layers[place])
-        if absent is None:
+        if absent is None or not absent.any():
             return
-        least = self.throttle.least
-        said = [(e, p) for e, p in zip(guesses, precision, strict=False) if absent[e] and p >= least]
-        if said:
-            experts, claimed = map(list, zip(*said, strict=True))
-            self._source.hint(self._layers[place], experts, claimed, step=self._step + later, lead_seconds=lead)
+        position = (self._position + later) % len(self._routes)
+        wanted = np.zeros(self._experts, np.bool_)
+        wanted[self._routes[position, place]] = True
+        missing, others = absent & wanted, absent & ~wanted
+        self._lacking += missing.sum(), others.sum()
+        likely = self._drawn(named, missing, others, self._chance(position, place))
+        said = np.flatnonzero(likely >= self.throttle.least)
+        said = said[np.argsort(-likely[said], kind="stable")]
+        self._said[place] = set(said.tolist())
+        if said.size:
+            self._source.hint(
+                self._layers[place], said.tolist(), likely[said].tolist(), step=self._step + later, lead_seconds=lead
+            )
 
-    def _draw(self, place: int, precision: Sequence[float], position: int) -> list[int]:
-        """Guesses for a layer: the same ones whenever this position comes again."""
-        position %= len(self._routes)
-        key = (position, place, id(precision))
-        if key not in self._drawn:
-            self._drawn[key] = self._guesses(place, precision, position)
-        return self._drawn[key]
+    def _drawn(
+        self,
+        named: Named,
+        missing: NDArray[np.bool_],
+        others: NDArray[np.bool_],
+        chance: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """How likely each expert is called, 0 where it is not named: float64 [experts]."""
+        called = np.array([*named.probabilities, 0.0])
+        right, wrong = np.cumsum(named.right), np.cumsum(named.wrong) * self._lacking[0] / self._lacking[1]
+        likely = np.where(others, called[np.searchsorted(wrong, chance)], 0.0)
+        hits = called[np.searchsorted(right, chance[missing])]
+        if self._right:
+            likely[missing] = hits
+        else:
+            instead = np.flatnonzero(others & (likely == 0))[: len(hits)]
+            likely[instead] = hits[: len(instead)]
+        return likely
 
-    def _guesses(self, place: int, precision: Sequence[float], position: int) -> list[int]:
-        generator = np.random.Generator(np.random.Philox(key=[position, place]))
-        wanted = self._routes[position, place].tolist()
-        others = np.setdiff1d(np.arange(self._experts), wanted)
-        pool = generator.permutation(others).tolist()
-        guesses: list[int] = []
-        for hit in generator.random(len(precision)) < np.asarray(precision):
-            source = wanted if self._right and hit and wanted else pool
-            if source:
-                guesses.append(source.pop(0))
-        return guesses
+    def _chance(self, position: int, place: int) -> NDArray[np.float64]:
+        """A number from 0 to 1 for each expert: the same ones whenever this position comes again."""
+        key = (position, place)
+        if key not in self._chances:
+            generator = np.random.Generator(np.random.Philox(key=key))
+            self._chances[key] = generator.random(self._experts)
+        return self._chances[key]

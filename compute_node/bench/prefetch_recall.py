@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.bench.drawn_hints import Precision
+from compute_node.bench.drawn_hints import Foreseen, Named
 from compute_node.bench.routing_states import RoutingStates, record_states
 from compute_node.engine.model import Model
 from compute_node.prediction.calibration import margins
-from compute_node.prediction.layer_guess import PREDICTORS, LayerGuess
+from compute_node.prediction.layer_guess import PREDICTORS, Guess, LayerGuess
 from compute_node.prediction.token_scores import TokenScores
 from tierd.policy.decayed_frequency import DecayedFrequency
 from tierd.policy.replay import ReplayArena
@@ -26,6 +26,8 @@ from tierd.policy.token_table import TokenTable
 __all__ = ["Recall", "measure_recall"]
 
 BELIEVED = "chosen per layer"
+_LIKELIHOODS: Final = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+"""Borders between guesses that are counted together."""
 
 
 @dataclass(slots=True)
@@ -72,26 +74,36 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The figures, and how often the guess of each rank was right, for `DrawnHints`."""
+    """The figures, and how guesses turned out by how likely they were called, for `DrawnHints`."""
 
     report: dict[str, Any]
-    precision: Precision
+    foreseen: Foreseen
 
 
-class _Ranks:
-    """How often the guess of each rank was right, the likeliest first."""
+class _Outcomes:
+    """What became of guesses about absent experts, by how likely they were called."""
 
-    def __init__(self, ranks: int) -> None:
-        self._right, self._said = np.zeros(ranks), 0
+    def __init__(self) -> None:
+        self._counts = np.zeros((2, len(_LIKELIHOODS)))  # right, wrong
+        self._missed = 0
 
-    def add(self, scores: NDArray[np.float32], chosen: NDArray[np.int32]) -> None:
-        """These were the scores, float32 [experts]; those were chosen."""
-        self._right += np.isin(np.argsort(-scores, kind="stable")[: len(self._right)], chosen)
-        self._said += 1
+    def add(self, guess: Guess | None, chosen: NDArray[np.int32], absent: NDArray[np.bool_]) -> None:
+        """A guess, and what the router chose."""
+        wanted = np.zeros(len(absent), np.bool_)
+        wanted[chosen] = True
+        self._missed += int((wanted & absent).sum())
+        if guess is None:
+            return
+        bins = np.searchsorted(-np.array(_LIKELIHOODS), -guess.probabilities)
+        for kind, those in enumerate((wanted & absent, absent & ~wanted)):
+            self._counts[kind] += np.bincount(bins[those], minlength=len(_LIKELIHOODS) + 1)[:-1]
 
-    def precision(self) -> tuple[float, ...]:
-        """By rank."""
-        return tuple((self._right / max(1, self._said)).tolist())
+    def named(self) -> Named:
+        """The same per missing expert, without what is hardly ever named."""
+        right, wrong = self._counts / max(1, self._missed)
+        some = right + wrong > 0
+        likely = (right / np.maximum(right + wrong, 1e-9))[some]
+        return Named(*(tuple(part.tolist()) for part in (likely, right[some], wrong[some])))
 
 
 class _Comparison:
@@ -110,17 +122,15 @@ class _Comparison:
         self.baseline = np.zeros(3, np.int64)  # useful, read, missed
         self.found = {name: _Found() for name in (BELIEVED, *PREDICTORS)}
         self.first = _Found()
-        self.next_layer, self.this_token, self.last_token = (
-            _Ranks(min(2 * geometry.top_k, *experts)) for _kind in range(3)
-        )
+        self._by_token, self._by_last = (LayerGuess(experts[0], geometry.top_k, maps=False) for _kind in range(2))
+        self.next_layer, self.this_token, self.last_token = _Outcomes(), _Outcomes(), _Outcomes()
 
     def run(self, states: RoutingStates, *, judged: bool) -> None:
         """One text: guess, then learn, as a node does."""
         previous: int | None = None
         for row, token in enumerate(states.tokens.tolist()):
             self._step += 1
-            if judged:
-                self._foresee_first(states, row, token, previous)
+            self._foresee_first(states, row, token, previous, judged=judged)
             for place, layer in enumerate(self._layers):
                 there = [int(self._starts[place]) + expert for expert in states.routes[row, place].tolist()]
                 resident = np.array([flat in self._pool.resident for flat in there])
@@ -129,21 +139,32 @@ class _Comparison:
                 self._tokens.learn(place, states.routes[row, place])
                 if place + 1 < len(self._layers):
                     known = (states.weighted[row, place] * resident[:, None]).sum(axis=0)
+                    if resident.all():
+                        known[:] = 0  # such a layer is looked ahead of before it is computed
                     self._look(states, row, token, place + 1, known, judged=judged)
             chosen = states.routes[row] + self._starts[:-1, None].astype(np.int32)
             self._table.count(token, chosen, previous=previous)
             previous = token
 
-    def _foresee_first(self, states: RoutingStates, row: int, token: int, previous: int | None) -> None:
+    def _foresee_first(
+        self, states: RoutingStates, row: int, token: int, previous: int | None, *, judged: bool
+    ) -> None:
         """Of the first layer the token alone tells, and before it is known the one before it."""
         absent = np.array([flat not in self._pool.resident for flat in range(int(self._starts[1]))])
-        wanted = np.zeros(len(absent), np.bool_)
-        wanted[states.routes[row, 0]] = True
+        chosen, wanted = states.routes[row, 0], np.zeros(len(absent), np.bool_)
+        wanted[chosen] = True
         scores = self._tokens.of(token, 0)
-        self.first.add(0, margins(scores, self._k)[absent], wanted[absent])
-        self.this_token.add(scores, states.routes[row, 0])
+        told = [(self._by_token, self.this_token, scores)]
         if previous is not None:
-            self.last_token.add(self._tokens.after(previous, 0), states.routes[row, 0])
+            told.append((self._by_last, self.last_token, self._tokens.after(previous, 0)))
+        if judged:
+            self.first.add(0, margins(scores, self._k)[absent], wanted[absent])
+        for learned, outcomes, scored in told:
+            guess = learned.guess(None, scored, absent)
+            if judged:
+                outcomes.add(guess, chosen, absent)
+            if guess is not None:
+                learned.learn(guess, chosen, states.logits[row, 0])
 
     def _look(
         self,
@@ -169,7 +190,8 @@ class _Comparison:
             self.found[BELIEVED].add(place, guess.probabilities[absent], wanted[absent])
             for name, scores in guess.scores.items():
                 self.found[name].add(place, margins(scores, self._k)[absent], wanted[absent])
-            self.next_layer.add(guess.by_predictor[guess.best], chosen)
+        if judged:
+            self.next_layer.add(guess, chosen, absent)
         if guess is not None:
             self._guesses[place].learn(guess, chosen, states.logits[row, place])
 
@@ -220,8 +242,8 @@ def measure_recall(
         "train_tokens": sum(map(len, train)),
         "held_tokens": sum(map(len, held)),
     }
-    ranks = (comparison.next_layer, comparison.this_token, comparison.last_token)
-    return Recall(report, Precision(*(part.precision() for part in ranks)))
+    outcomes = (comparison.next_layer, comparison.this_token, comparison.last_token)
+    return Recall(report, Foreseen(*(part.named() for part in outcomes)))
 
 
 def _thinned(found: _Found, place: int | None = None) -> list[tuple[float, float]]:

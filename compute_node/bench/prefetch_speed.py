@@ -1,7 +1,8 @@
 """What prefetch gains and what it can cost: a real geometry, given routes, a drive as slow as it is told to be.
 
-The store lies in memory, where there is room, and one core is left to the daemon: else the drive of the machine, or the
-processor time of its reads, would bound what the throttle is to bound.
+The throttle stands before the machine's own drive, whose direct reads cost little processor time. A copy in memory is
+faster, but a core copies each record then, in about the time that the throttle would take for it: what would be timed
+is that core. One core is left to the daemon.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.bench.dense_view import DenseView
-from compute_node.bench.drawn_hints import DrawnHints, Precision
+from compute_node.bench.drawn_hints import DrawnHints, Foreseen
 from compute_node.bench.forced_routes import force_routes
-from compute_node.bench.quiet import Quiet
+from compute_node.bench.quiet import Quiet, processor_seconds
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.kernel_path import kernel_path
 from compute_node.engine.model import Model, ModelOptions
 from tierd.client.arena_source import ArenaSource
-from tierd.client.daemon_stats import fetch_stats
+from tierd.client.daemon_stats import DaemonStats, fetch_stats
 from tierd.client.loop_thread import LoopThread
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import Phase
 from tierd.errors import TierdError, UsageError
 from tierd.policy.drawn_routes import RECORDED
 from tierd.prefetch.throttle import Throttle
+from tierd.sizes import format_bytes
 from tierd.store.store import ExpertStore
 
 __all__ = ["CASES", "check_cases", "in_memory", "measure_speed", "spare_core"]
@@ -44,6 +46,8 @@ __all__ = ["CASES", "check_cases", "in_memory", "measure_speed", "spare_core"]
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory in memory is wanted, and the files lie in a new folder
 _SPARE: Final = 2
 """Memory must have room for so many times what the bench puts there."""
+_SETTLING: Final = 4
+"""Runs with hints before it counts, in which throttles find their level."""
 _NUMERICS: Final = "fast"
 _CALL_SECONDS: Final = 30.0
 _RESIDENT: Final = "everything resident"
@@ -56,21 +60,19 @@ class _Case:
     Attributes:
         ratio: seconds in which the drive reads a token's misses over those in which the node computes the token.
         right: whether hints are right as often as measured, or never.
-        settling: runs with hints before it counts, in which throttles find their level.
     """
 
     ratio: float
     right: bool = True
-    settling: int = 1
 
 
 CASES: Final = {
     "0.5": _Case(0.5),
     "1": _Case(1.0),
     "2": _Case(2.0),
-    "wrong hints": _Case(1.0, right=False, settling=3),
-    "saturated drive": _Case(4.0, settling=2),
-    _RESIDENT: _Case(1.0, settling=2),
+    "wrong hints": _Case(1.0, right=False),
+    "saturated drive": _Case(4.0),
+    _RESIDENT: _Case(1.0),
 }
 """By name; those named by a number are what prefetch is for, with its first three and without the third it may cost."""
 
@@ -121,10 +123,17 @@ class _Bench:
 
     def hinted(self) -> dict[str, int]:
         """What became of hinted experts since the daemon started."""
-        fetching = fetch_stats(self.address)
-        counts = LoopThread.shared().run(fetching, seconds=_CALL_SECONDS, what="the daemon's counts").prefetch
+        counts = self._stats().prefetch
         ended = {name: int(getattr(counts, name).experts) for name in ("used", "late", "wasted", "cancelled")}
         return ended | {f"dropped: {why}": int(tally.experts) for why, tally in counts.dropped.items()}
+
+    def reads(self) -> int:
+        """Records that the daemon's drives delivered since it started."""
+        return sum(int(drive.reads) for drive in self._stats().drives)
+
+    def _stats(self) -> DaemonStats:
+        fetching = fetch_stats(self.address)
+        return LoopThread.shared().run(fetching, seconds=_CALL_SECONDS, what="the daemon's counts")
 
     def reading_rate(self) -> float:
         """Bytes per second at which the daemon delivers whole layers to a node that computes nothing."""
@@ -159,15 +168,17 @@ def _look(expert: int, address: int) -> None:
 
 @contextmanager
 def in_memory(store: ExpertStore) -> Iterator[ExpertStore]:
-    """A copy of the store in memory while the context lasts; the store itself where there is no room for one."""
+    """A copy of the store in memory while the context lasts; UsageError where there is no room for one."""
     size = sum(file.stat().st_size for file in store.path.iterdir())
     try:
         free = shutil.disk_usage(_MEMORY).free
     except OSError:
         free = 0
     if free < _SPARE * size:
-        yield store
-        return
+        raise UsageError(
+            f"the store of the bench takes {format_bytes(size)} and {_MEMORY} has {format_bytes(free)} left",
+            hint="Leave out --memory, or give fewer --layers.",
+        )
     with tempfile.TemporaryDirectory(dir=_MEMORY, prefix="tierd-bench-") as folder:
         yield ExpertStore.open(shutil.copytree(store.path, Path(folder) / "store"))
 
@@ -187,7 +198,7 @@ def check_cases(names: Sequence[str]) -> None:
 def measure_speed(
     view: DenseView,
     folder: Path,
-    precision: Precision,
+    foreseen: Foreseen,
     *,
     arena: str,
     tokens: int,
@@ -201,7 +212,7 @@ def measure_speed(
     Args:
         view: the store of a real geometry.
         folder: where it lies.
-        precision: how often guesses are right, for a router that chooses half as many experts as there are ranks.
+        foreseen: what hints name, and how often they are right.
         arena: RAM for experts.
         tokens: of a run; positions of the routes.
         rounds: runs of each side.
@@ -216,7 +227,6 @@ def measure_speed(
     count, chosen = sizes.layers[0].experts, sizes.top_k
     layers = [entry.layer for entry in sizes.layers]
     routes = RECORDED.generate(tokens=tokens, layers=len(layers), experts=count, top_k=chosen)
-    ranks = precision.stretched(2 * chosen)
 
     def bench(stack: ExitStack, share: str, rate: float | None) -> _Bench:
         return _Bench(stack, view, folder, routes, arena=share, rate=rate, threads=threads)
@@ -242,12 +252,12 @@ def measure_speed(
                 layers,
                 count,
                 routes,
-                ranks,
+                foreseen,
                 right=case.right,
                 throttle=Throttle(),
                 lead_seconds=2 * (1 + case.ratio) * compute / len(layers),
             )
-            found[name] = _compare(part, hints, rate, sizes.slot_bytes, rounds, case.settling)
+            found[name] = _compare(part, hints, rate, sizes.slot_bytes, rounds)
     digests = {run for case in found.values() for run in case["logits"]} | {run.logits for run in computing}
     if len(digests) != 1:
         raise TierdError("runs computed different logits", hint="This is a defect; please report it.")
@@ -271,18 +281,20 @@ def measure_speed(
     }
 
 
-def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds: int, settling: int) -> dict[str, Any]:
+def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds: int) -> dict[str, Any]:
     """Runs of both sides in turns, after such that do not count."""
     sides: dict[str, list[_Run]] = {"off": [], "on": []}
     bench.run(None)
-    for _ in range(settling):
+    for _ in range(_SETTLING):
         bench.run(hints)
     quiet, hinted = Quiet(beside=[bench.daemon]), bench.hinted()
+    begun, read = processor_seconds(bench.daemon), bench.reads()
     with quiet:
         for number in range(rounds):
             # The order turns round, so that a drift of the machine touches both alike.
             for name in ("off", "on") if number % 2 == 0 else ("on", "off"):
                 sides[name].append(bench.run(hints if name == "on" else None))
+    begun, read = processor_seconds(bench.daemon) - begun, bench.reads() - read
     off, on = (statistics.median(run.seconds for run in sides[name]) for name in ("off", "on"))
     compute = statistics.median(run.compute for run in sides["off"])
     reads = statistics.median(run.missed for run in sides["off"]) * record / rate
@@ -299,6 +311,7 @@ def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds:
         "off_misses_per_token": [run.missed for run in sides["off"]],
         "on_misses_per_token": [run.missed for run in sides["on"]],
         "bytes_per_second": rate,
+        "daemon_processor_seconds_per_read": begun / read if read else None,
         "hinted": {name: count - hinted[name] for name, count in bench.hinted().items()},
         "throttle_level": hints.throttle.level,
         "logits": [run.logits for side in sides.values() for run in side],

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-__all__ = ["Quiet", "alternating"]
+__all__ = ["Quiet", "alternating", "processor_seconds"]
 
 _MOST_FOREIGN: Final = 0.08
 """Share of the cores' time that others may take before a run is void."""
@@ -25,7 +25,7 @@ def _busy_seconds() -> float:
     return sum(value for place, value in enumerate(fields) if place not in _IDLE_COLUMNS) / os.sysconf("SC_CLK_TCK")
 
 
-def _seconds_of(process: int) -> float:
+def processor_seconds(process: int) -> float:
     """Seconds that a process has computed; none of one that has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -65,7 +65,7 @@ class Quiet:
     def _own_seconds(self) -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         ended = used.ru_utime + used.ru_stime if self._children else 0.0
-        return time.process_time() + ended + sum(map(_seconds_of, self._beside))
+        return time.process_time() + ended + sum(map(processor_seconds, self._beside))
 
     def report(self) -> dict[str, Any]:
         """For the JSON of a measurement."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from compute_node import embedded
 from compute_node.bench.dense_view import DenseView
-from compute_node.bench.drawn_hints import MEASURED_PRECISION
+from compute_node.bench.drawn_hints import MEASURED
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.prefetch_chart import draw_recall
 from compute_node.bench.prefetch_embedded import measure_embedded
@@ -54,6 +55,9 @@ def prefetch(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each side, alternating.")] = 5,
     cases: Annotated[str, typer.Option("--cases", help="Which are timed, by name, with commas.")] = ",".join(CASES),
     *,
+    memory: Annotated[
+        bool, typer.Option("--memory/--drive", help="Copy the store into memory, where the drive is too slow.")
+    ] = False,
     threads: options.Threads = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Chart of recall against waste by predictor, as PNG.")
@@ -80,20 +84,21 @@ def prefetch(
     check_cases(chosen)
     texts = _texts(held, held_texts)
     report: dict[str, Any] = {}
-    precision = MEASURED_PRECISION
+    foreseen = MEASURED
     if recall:
         found = _recall(_texts(train, train_texts), texts, progress)
-        report |= found.report | {"precision_by_rank": asdict(found.precision)}
-        precision = found.precision
+        report |= found.report | {"foreseen": asdict(found.foreseen)}
+        foreseen = found.foreseen
         if plot is not None:
             draw_recall(plot, found.report)
     if chosen:
         sizes = geometry_named(geometry)
         progress(f"store with the sizes of {sizes.name}; it is made at the first run")
-        with in_memory(random_store(sizes, layers=layers, experts=experts)) as store:
+        made = random_store(sizes, layers=layers, experts=experts)
+        with in_memory(made) if memory else nullcontext(made) as store:
             view = DenseView(store, RandomModel(sizes.cut(layers, experts)))
             report |= measure_speed(
-                view, store.path, precision, arena=arena, tokens=tokens, rounds=rounds,
+                view, store.path, foreseen, arena=arena, tokens=tokens, rounds=rounds,
                 threads=threads or spare_core(), cases=chosen, tell=progress,
             )  # fmt: skip
         report |= {"geometry": sizes.name, "layers": layers}

@@ -100,23 +100,25 @@ class Executor:
             self.close()
             raise _wrong_mode("a kernel thread")
 
-    def run(self, segment: Segment, first: int = 0) -> int:
+    def run(self, segment: Segment, first: int = 0, until: int | None = None) -> int:
         """Runs the ops of a segment in order, each over all threads if it is large enough.
 
         Args:
             segment: what to run.
             first: number of the op to begin with.
+            until: number of the op to end before; None: its last one is run, too.
 
         Returns:
-            The number of the op that halted the run, or how many ops the segment has if none did.
+            The number of the op that halted the run, or `until` if none did.
 
         Raises:
             TierdError: the executor is closed, was made before a fork, or the thread's floating-point mode is wrong.
         """
+        end = len(segment.ops) if until is None else until
         with self._lock:
             self._check()
             begun = time.monotonic()
-            done = run_loop.run_table(self._address, segment.address, first, len(segment.ops), self.threads)
+            done = run_loop.run_table(self._address, segment.address, first, end, self.threads)
             ended = time.monotonic()
             self.native_seconds += ended - begun
         if self.watch is not None:

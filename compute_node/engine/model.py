@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -311,9 +312,10 @@ class Model:
             if hinting is not None:
                 hinting.begin(tokens.tolist(), step=times.steps, decode=phase is Phase.DECODE)
             meanwhile = hinting.meanwhile if hinting is not None and hinting.active else None
+            passing = partial(_pass, hinting, program, rows) if hinting is not None and hinting.everywhere else None
             cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
             for layer in self._steps.run(
-                rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel
+                rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel, passing=passing
             ):
                 if cancelled is not None and cancelled():
                     return None
@@ -366,6 +368,11 @@ class Model:
                 self._executor.run(program.head)
             logits[first : first + len(part)] = program.logits[: len(part)]
         return logits
+
+
+def _pass(hinting: StepHints, program: DecoderProgram, rows: int, layer: int) -> None:
+    """Shows a layer that is about to be computed to whoever sends hints."""
+    hinting.passing(layer, program.route_indices[:rows])
 
 
 def _place(batch: Batch, tokens: NDArray[np.int64], positions: NDArray[np.int64], sequences: Listing[Sequence]) -> None:

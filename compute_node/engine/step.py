@@ -6,7 +6,7 @@ for a layer whose experts are not all resident, and goes on behind it. Either wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from compute_node.engine.executor import Executor
@@ -58,6 +58,7 @@ class StepRunner:
         self._binding = Binding()
         self._bound: tuple[DirectAccess | None, Phase | None] = (None, None)
         self._starts: list[int] = []
+        self._groups: list[int] = []  # where the ops of each layer's experts begin
         self._halts: dict[int, int] = {}
         self._rows = min(FUSED_ROWS, program.batch.max_rows)
         self.experts_used = 0
@@ -68,6 +69,7 @@ class StepRunner:
         for position, (segment, layer) in enumerate(zip(program.body, program.expert_layers, strict=False)):
             self._starts.append(len(ops))
             ops += segment.ops
+            self._groups.append(len(ops))
             entry = entries[layer]
             layout = kernel_layout(geometry.layouts[entry.layout], geometry.hidden_size, geometry.intermediate_size)
             if layout.kind not in groups:
@@ -84,7 +86,16 @@ class StepRunner:
         ops += program.head.ops
         self.segment = Segment("step", ops)
 
-    def run(self, rows: int, *, step: int, phase: Phase, observed: bool, cancel: int = 0) -> Iterator[int]:
+    def run(
+        self,
+        rows: int,
+        *,
+        step: int,
+        phase: Phase,
+        observed: bool,
+        cancel: int = 0,
+        passing: Callable[[int], object] | None = None,
+    ) -> Iterator[int]:
         """Runs a step and yields each layer whose experts the caller has to bring before it goes on.
 
         The batch, and the head's batch and index, are set before.
@@ -95,18 +106,19 @@ class StepRunner:
             phase: for the counters.
             observed: the caller wants to see every layer.
             cancel: address of an int64 that ends a native run at the next layer while it is not 0; 0: there is none.
+            passing: called with each layer that native code reaches, when the router has chosen and before anything is
+                done with its experts; None: native code does not come back for that.
         """
-        program, run = self._program, self._executor.run
+        program = self._program
         most = FUSED_PROMPT_ROWS if phase is Phase.PREFILL else FUSED_ROWS
         native = self._fuses and not observed and rows <= min(most, self._rows)
         position = 0
         while True:
             if native and self._bind(step, phase, cancel):
-                done = run(self.segment, self._starts[position])
-                self._note()
-                if done == len(self.segment.ops):
+                halted = self._run_native(position, passing)
+                if halted is None:
                     return
-                position = self._halts[done]
+                position = halted
             else:
                 self._run(program.body[position])
                 if position == len(program.expert_layers):
@@ -114,6 +126,23 @@ class StepRunner:
                     return
             yield program.expert_layers[position]
             position += 1
+
+    def _run_native(self, position: int, passing: Callable[[int], object] | None) -> int | None:
+        """Runs from the beginning of a layer, by its position; where it halted, or None at the end of the step."""
+        begin, end = self._starts[position], len(self.segment.ops)
+        pauses = range(position, len(self._groups)) if passing is not None else ()
+        halted = None
+        for pause in (*pauses, None):
+            until = end if pause is None else self._groups[pause]
+            done = self._executor.run(self.segment, begin, until)
+            if done != until:
+                halted = self._halts[done]
+                break
+            if passing is not None and pause is not None:
+                passing(self._program.expert_layers[pause])
+            begin = until
+        self._note()
+        return halted
 
     def _group(self, layout: ExpertLayout, geometry: Geometry, numerics: str, experts: int) -> ExpertGroup:
         program = self._program

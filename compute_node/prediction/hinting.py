@@ -1,11 +1,13 @@
-"""Hints of a step: before it begins by its token, and wherever it waits for experts by its own state.
+"""Hints of a step: before it begins by its token, then from layer to layer by its own state.
 
 Behind its last layers a step hints for the first layers of the next one, by what followed its own token so far: the
 drive has something to do while the head computes and a token is sampled. A step of many rows, a prompt, hints for the
 next layer only, what its rows together will want of it.
 
-All of it happens while the step has nothing to compute on, and only where something is missing: a step whose experts
-are all resident asks for nothing here. It changes no buffer that a token depends on.
+A layer that waits for experts is looked ahead of meanwhile, and by what the others of it give. One that lacks nothing,
+or nothing but what was hinted and so is on its way, is looked ahead of before its experts are computed with, for the
+sake of the time that is left then, if records are so large that reading one takes longer than looking. Nothing here
+changes a buffer that a token depends on.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ _FIRST_LAYERS: Final = 2
 """Layers that are guessed from a token alone, the step's own or the last: no state of an earlier layer tells more."""
 _MOST_PER_CHOSEN: Final = 2
 _SMOOTHING: Final = 1 / 16
+_PASSING_BYTES: Final = 1 << 20
+"""Of a record, from which on layers are looked ahead of that do not wait: it takes half a millisecond to read, and
+looking ahead some tenths of one."""
+_NOTHING: Final[frozenset[int]] = frozenset()
 _GENEROUS: Final = 2.0
 """A layer is told to begin so many times later than the last ones did: what the daemon drops too early is lost."""
 
@@ -47,8 +53,18 @@ class StepHints(Protocol):
     def active(self) -> bool:
         """Whether this step is one to be looked ahead of."""
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether that goes for its layers that lack nothing, too."""
+
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
+
+    def passing(self, layer: int, routes: NDArray[np.int32]) -> None:
+        """The step is about to compute a layer: int32 [rows, top_k] experts that it wants of it.
+
+        If one of them is missing the step will stop there, and `at` and `meanwhile` are called as for any other.
+        """
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
@@ -63,7 +79,8 @@ class StepHints(Protocol):
 class Hinting:
     """Sends hints, and learns from what the routers then choose.
 
-    A step is `begin`; `at` for each layer where it stops for experts, and `meanwhile` there while it waits; `end`.
+    A step is `begin`; `passing` for each layer if it is to be looked ahead of everywhere; `at` for each layer where it
+    stops for experts, and `meanwhile` there while it waits; `end`.
 
     Args:
         source: hears the hints.
@@ -95,6 +112,10 @@ class Hinting:
         self._run = run
         self._clock = clock
         self._top_k = geometry.top_k
+        self._large = geometry.slot_bytes >= _PASSING_BYTES
+        self._unknown = np.zeros((LOOK_AHEAD_ROWS, geometry.hidden_size), np.float32)
+        self._said: dict[int, frozenset[int]] = {}  # by place, the experts that were hinted last
+        self._passed = -1  # place of the layer that was looked ahead of before it was computed
         self._layers = [entry.layer for entry in geometry.layers]
         self._places = {layer: place for place, layer in enumerate(self._layers)}
         experts = [entry.experts for entry in geometry.layers]
@@ -116,12 +137,19 @@ class Hinting:
         """Whether this step is one to be looked ahead of."""
         return bool(self._rows) or self._many
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether that goes for its layers that lack nothing, too."""
+        return bool(self._rows) and self._large
+
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
         few, on = decode and len(tokens) <= LOOK_AHEAD_ROWS, self.throttle.level > 0
         foreseen, self._foreseen = self._foreseen, {}
         self._guesses = foreseen if few and step == self._step + 1 and len(tokens) == len(self._rows) else {}
         self._stopped = None
+        self._passed = -1
+        self._said.clear()
         self._step = step
         self._rows = list(tokens) if few and on else []
         self._many = on and not few
@@ -131,13 +159,24 @@ class Hinting:
                 scores = [self._tokens.of(token, place) for token in self._rows]
                 self._hint(place, 0, [None] * len(self._rows), scores, place * self._interval)
 
+    def passing(self, layer: int, routes: NDArray[np.int32]) -> None:
+        """The step is about to compute a layer: int32 [rows, top_k] experts that it wants of it."""
+        place, absent = self._places[layer], self._source.absent(layer)
+        if absent is None:
+            return
+        wanted = routes[routes >= 0]
+        if self._said.get(place, _NOTHING).issuperset(wanted[absent[wanted]].tolist()):
+            self.at(layer, routes)
+            self._passed = place
+            self._look_ahead(place, self._unknown[: len(self._rows)])
+
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
         if self._many:
             self._union.learn(self._places[layer], routes)
-        if not self._rows:
-            return
         place, now = self._places[layer], self._clock()
+        if not self._rows or place == self._passed:
+            return
         if self._stopped is not None and place > self._stopped[0]:
             took = (now - self._stopped[1]) / (place - self._stopped[0])
             self._interval += (took - self._interval) * (_SMOOTHING if self._interval else 1.0)
@@ -161,7 +200,8 @@ class Hinting:
         if self._many:
             self._hint_union(self._places[layer] + 1, known)
             return
-        self._look_ahead(self._places[layer], known)
+        if self._places[layer] != self._passed:
+            self._look_ahead(self._places[layer], known)
         self._learn()
 
     def end(self, seconds: float) -> None:
@@ -191,6 +231,9 @@ class Hinting:
             if target >= len(self._layers):
                 self._hint_next_step(len(self._layers) - place)
                 return
+            absent = self._source.absent(self._layers[target])
+            if absent is None or not absent.any():
+                continue
             self._run(look.segment(self._layers[target]))
             logits = [look.logits[row].copy() for row in range(rows)]
             scores = [self._tokens.of(token, target) for token in self._rows]
@@ -241,6 +284,7 @@ class Hinting:
         if not likely.size:
             return False
         likely = likely[np.argsort(-wanted[likely])][:most]
+        self._said[place] = frozenset(likely.tolist())
         self._source.hint(
             self._layers[place],
             likely.tolist(),

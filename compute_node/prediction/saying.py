@@ -24,6 +24,8 @@ class Saying:
 
     active = False
     """A step is never looked ahead of."""
+    everywhere = False
+    """Not anywhere."""
 
     def __init__(self, source: ExpertSource) -> None:
         self._source = source
@@ -32,6 +34,9 @@ class Saying:
         """A step begins that computes on these tokens."""
         if decode and len(tokens) <= _MOST_ROWS:
             self._source.say_tokens(tokens, step=step)
+
+    def passing(self, layer: int, routes: NDArray[np.int32]) -> None:
+        """Nothing is guessed here."""
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """Nothing is learned here."""

@@ -23,6 +23,7 @@ from tierd.broker.reading_ahead import PrefetchOptions
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, RecordRead
 from tierd.policy.expected_frequency import ExpectedFrequency
 from tierd.prefetch.hint import Hint
+from tierd.prefetch.throttle import Throttle
 from tierd.requests import AcquireRequest, Granted, Phase, Refused
 
 __all__ = ["Pace", "QueueingDrive", "Walk"]
@@ -33,12 +34,24 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Virtual seconds: of a layer without its experts, of one expert, of the head, of a message, of one read alone."""
+    """Virtual seconds: of OLMoE-1B-7B's sizes on one core, and of what a node does besides.
 
-    dense: float = 0.0008
-    expert: float = 0.00016
-    head: float = 0.0048
-    message: float = 0.0003
+    Attributes:
+        dense: of a layer without its experts.
+        expert: of one expert.
+        head: of the LM head.
+        message: until the other side has one.
+        stop: of a node's own work where a layer lacks something.
+        look: of looking ahead from a layer.
+        read: of one record, while the drive does nothing else.
+    """
+
+    dense: float = 0.0012
+    expert: float = 0.00026
+    head: float = 0.005
+    message: float = 0.0004
+    stop: float = 0.0003
+    look: float = 0.00015
     read: float = 0.0005
 
 
@@ -86,23 +99,27 @@ class QueueingDrive:
 
 
 class Walk:
-    """Decodes along given routes, as a node does: residents first, then what lands; hints while it waits.
+    """Decodes along given routes, as a node does: residents first, then what lands; hints in each layer.
 
     Args:
         routes: int32 [tokens, layers, k].
         experts: of a layer.
         slots: of the arena.
         pace: how long everything takes.
+        throttle: the daemon's.
 
     Attributes:
         missed: experts that were not in RAM when they were wanted.
         waited: virtual seconds in which there was nothing to compute on.
+        hinted: hints sent.
     """
 
-    def __init__(self, routes: NDArray[np.int32], experts: int, slots: int, pace: Pace) -> None:
+    def __init__(
+        self, routes: NDArray[np.int32], experts: int, slots: int, pace: Pace, throttle: Throttle | None = None
+    ) -> None:
         layers, chosen = routes.shape[1:]
         self.clock = VirtualClock()
-        self.missed, self.waited = 0, 0.0
+        self.missed, self.waited, self.hinted = 0, 0.0, 0
         self._routes, self._experts, self._pace = routes, experts, pace
         store = VirtualStore(layers, experts)
         arena, _payload, self._table = plain_arena(slots=slots, slot_bytes=RECORD_BYTES, experts=len(store))
@@ -115,7 +132,7 @@ class Walk:
             clock=self.clock,
             max_experts_per_acquire=2 * chosen,
             sessions=self._uses,
-            prefetch=PrefetchOptions(depth=lambda: _THREADS, most_per_hint=2 * chosen),
+            prefetch=PrefetchOptions(depth=lambda: _THREADS, most_per_hint=2 * chosen, throttle=throttle),
         )
         self._broker.open_session(_SESSION, self)
         self._landed: deque[int] = deque()
@@ -138,6 +155,7 @@ class Walk:
         self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
     ) -> None:
         """See `ExpertSource.hint`."""
+        self.hinted += 1
         said = Hint(step, layer, tuple(experts), tuple(probabilities), lead_seconds)
         self.clock.call_later(self._pace.message, lambda: self._broker.hint(_SESSION, said))
 
@@ -163,7 +181,12 @@ class Walk:
         pace, absent = self._pace, self.absent(layer)
         there = [expert for expert in wanted if not absent[expert]]
         missing = [expert for expert in wanted if absent[expert]]
+        hinted = self.hinted
+        if hints is not None and hints.active:
+            hints.passing(layer, np.array([wanted], np.int32))
+            self.clock.advance(pace.look if self.hinted > hinted else 0.0)
         if missing:
+            self.clock.advance(pace.stop)
             self._acquires += 1
             request = AcquireRequest(
                 self._acquires, layer, tuple(missing), Phase.DECODE, 60.0, False, tuple(there), self._step
@@ -175,6 +198,7 @@ class Walk:
         if not missing:
             return
         if hints is not None and hints.active:
+            self.clock.advance(pace.look)
             hints.meanwhile(layer, np.zeros((1, 1), np.float32))
         self.missed += len(missing)
         for _ in missing:

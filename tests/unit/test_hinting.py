@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from compute_node.bench.drawn_hints import DrawnHints, Precision
+from compute_node.bench.drawn_hints import DrawnHints, Foreseen, Named
 from compute_node.kernels import Matrix
 from compute_node.models.look_ahead import LookAhead, RouterWeights
 from compute_node.prediction.hinting import Hinting
@@ -54,8 +54,13 @@ def look():
     return made()
 
 
-def hinting(source, look, throttle=None):
-    geometry = SimpleNamespace(top_k=TOP_K, layers=[SimpleNamespace(layer=layer, experts=EXPERTS) for layer in LAYERS])
+def hinting(source, look, throttle=None, record=4096):
+    geometry = SimpleNamespace(
+        top_k=TOP_K,
+        layers=[SimpleNamespace(layer=layer, experts=EXPERTS) for layer in LAYERS],
+        slot_bytes=record,
+        hidden_size=HIDDEN,
+    )
     return Hinting(
         source,
         geometry,
@@ -200,16 +205,37 @@ def test_behind_its_last_layer_a_step_hints_for_the_next_one_what_followed_its_t
     assert (41, 2) in said
 
 
-@pytest.mark.parametrize(("right", "share"), [(True, 0.75), (False, 0.0)])
-def test_drawn_hints_are_right_as_often_as_they_should_be(right, share):
+def test_layers_that_lack_nothing_are_looked_ahead_of_where_records_are_large(look):
+    source = Source()
+    node = hinting(source, look, record=1 << 20)
+    chosen = np.arange(TOP_K, dtype=np.int32)[None]
+    node.begin([5], step=9, decode=True)
+    assert node.everywhere
+    assert not hinting(source, look).everywhere
+    source.hints.clear()
+    node.passing(0, chosen)
+    assert source.hints == []  # it will stop there
+    absent = np.ones(EXPERTS, np.bool_)
+    absent[:TOP_K] = False
+    source.absent = lambda _layer: absent
+    node.passing(0, chosen)
+    expected = [e for e in np.argsort(-logits_of(look, 2, look.residual[0]))[:TOP_K] if absent[e]]
+    ((step, layer, experts),) = source.hints
+    assert (step, layer) == (9, 2)
+    assert set(expected) <= set(experts)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_drawn_hints_name_as_many_missing_experts_and_others_as_was_measured(right):
     rng = np.random.default_rng(1)
     routes = np.stack([rng.permuted(np.arange(EXPERTS, dtype=np.int32))[:TOP_K] for _ in range(900)])
     routes = routes.reshape(300, 3, TOP_K)
     source = Source()
-    precision = Precision((0.9, 0.6), (1.0, 1.0), (0.5, 0.5)).stretched(2)
+    named = Named((0.9, 0.5), (0.6, 0.2), (0.07, 0.2))
     hints = DrawnHints(
-        source, LAYERS, EXPERTS, routes, precision, right=right, throttle=Throttle(fixed=True), lead_seconds=0.1
-    )
+        source, LAYERS, EXPERTS, routes, Foreseen(named, Named((1.0,), (1.0,), (0.0,)), named),
+        right=right, throttle=Throttle(fixed=True), lead_seconds=0.1,
+    )  # fmt: skip
     hits = {"next layer": [], "this token": [], "last token": []}
     for position in range(299):
         hints.begin([0], step=position, decode=True)
@@ -221,7 +247,8 @@ def test_drawn_hints_are_right_as_often_as_they_should_be(right, share):
         assert (step, layer) == (position + 1, 0)
         hits["last token"] += [expert in routes[position + 1, 0] for expert in experts]
         hints.end(0.1)
-    assert len(source.hints) == 5 * 299
-    assert np.mean(hits["next layer"]) == pytest.approx(share, abs=0.06)
-    assert np.mean(hits["this token"]) == float(right)
-    assert np.mean(hits["last token"]) == pytest.approx(0.5 if right else 0.0, abs=0.06)
+    missing = 299 * TOP_K
+    assert sum(hits["this token"]) == right * missing
+    for kind in ("next layer", "last token"):
+        assert sum(hits[kind]) == pytest.approx(right * 0.8 * missing, rel=0.06)
+        assert len(hits[kind]) == pytest.approx(1.07 * missing, rel=0.06)

@@ -22,6 +22,7 @@ from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.counts import DropReason
 from tierd.prefetch.hint import Hint, likeliest
 from tierd.prefetch.hint_book import HintBook, Hinted
+from tierd.prefetch.hint_trust import HintTrust
 from tierd.prefetch.history_guess import HistoryGuess
 from tierd.prefetch.step_uses import StepUses
 from tierd.prefetch.throttle import LEAST_PROBABILITY, Throttle
@@ -110,6 +111,7 @@ class ReadingAhead:
         self._read_seconds = 0.0  # that the drives take for a record while they are busy
         self._landed_at = 0.0
         self._hinting: dict[int, int] = {}  # session -> the last step that it hinted for
+        self._trust: dict[int, HintTrust] = {}  # by session
         self._costs = {True: TokenCosts(options.throttle), False: TokenCosts(options.guess_throttle)}
 
     @property
@@ -129,7 +131,7 @@ class ReadingAhead:
         if session not in self._hinting:
             self._costs[False].ended(session)
         self._hinting[session] = hint.step
-        self._take_up(session, hint, self._options.throttle)
+        self._take_up(session, hint, self._options.throttle, self._trust.setdefault(session, HintTrust()))
 
     def said(self, session: int, step: int, tokens: Sequence[int]) -> None:
         """The session says which tokens a step computes on: its first layers can be guessed."""
@@ -144,7 +146,7 @@ class ReadingAhead:
         self.book.counts.guessed += len(hint.experts)
         self._take_up(session, hint, self._options.guess_throttle)
 
-    def _take_up(self, session: int, hint: Hint, throttle: Throttle | None) -> None:
+    def _take_up(self, session: int, hint: Hint, throttle: Throttle | None, trust: HintTrust | None = None) -> None:
         counts = self.book.counts
         counts.hinted += len(hint.experts)
         offers = []
@@ -155,6 +157,9 @@ class ReadingAhead:
                 continue
             offers.append((flat, self._catalogue.record(flat).nbytes, probability))
         counts.cut += len(hint.experts) - len(offers)
+        if trust is not None and offers:
+            flats, sizes, claimed = zip(*offers, strict=True)
+            offers = list(zip(flats, sizes, trust.hint(hint.step, hint.layer, flats, claimed), strict=True))
         now = self._clock.time()
         least = throttle.least if throttle is not None else 0.0
         unwanted = self.book.hint(
@@ -174,6 +179,8 @@ class ReadingAhead:
         """
         # A node that leaves off hinting, for a while or for good, shows no difference between levels.
         compared = self._hinting.get(session, step) >= step - 1
+        if (trust := self._trust.get(session)) is not None:
+            trust.reached(step, layer, {*wanted, *used})
         self._costs[session in self._hinting].reached(session, step, compared=compared)
         self._take_back(self.book.reached(session, step, layer, wanted))
         self._take_back(flat for flat in list(self.book.reading) if flat not in wanted)
@@ -199,6 +206,7 @@ class ReadingAhead:
         self._take_back(self.book.ended(session))
         self._costs[session in self._hinting].ended(session)
         self._hinting.pop(session, None)
+        self._trust.pop(session, None)
         if self._options.guesses is not None:
             self._options.guesses.ended(session)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 __all__ = ["LEAST_PROBABILITY", "SECOND_WINDOW", "Throttle"]
 
 LEAST_PROBABILITY: Final = (2.0, 0.6, 0.3, 0.1)
@@ -19,6 +21,10 @@ SECOND_WINDOW: Final = 3 * _WINDOW // 2
 """Of a throttle behind another one: over 48 tokens such windows meet as many of the other's trial as not, whatever the
 phase. With equal windows each could be off just while the other one tries, and both would see no gain."""
 _PAIRS: Final = 4
+_LEAST_PAIRS: Final = 2
+_CLEAR: Final = 0.05
+_CLEAR_ERRORS: Final = 4.0
+"""A trial ends before its last pair where the means differ by this share and by so many standard errors."""
 _REST: Final = 8
 _LONGEST_REST: Final = 128
 _BETTER: Final = 0.02
@@ -29,7 +35,8 @@ _TRIMMED: Final = 0.1
 class Throttle:
     """A level between 0, off, and the last of `LEAST_PROBABILITY`.
 
-    After a rest, another level is tried in turn with the present one, `_PAIRS` windows of each: off first, since
+    After a rest, another level is tried in turn with the present one, `_PAIRS` windows of each at most, fewer where the
+    difference is clear: each of them is spent on the worse level. Off is tried first, since
     whether speculation pays at all matters most, then the next lower and the next higher one; from off the next higher
     one and the highest. If the trial changes nothing the next rest is twice as long. Where both cost the same, less
     speculation wins: it reads less.
@@ -81,7 +88,7 @@ class Throttle:
         self._windows += 1
         if self._trial is None and self._windows >= self._rest:
             self._begin()
-        elif self._trial is not None and self._windows >= 2 * _PAIRS:
+        elif self._trial is not None and (self._windows == 2 * _PAIRS or self._clear()):
             self._decide()
 
     def disturbed(self) -> None:
@@ -102,6 +109,15 @@ class Throttle:
         self._turns += 1
         self._windows = 0
         self._costs = {False: [], True: []}
+
+    def _clear(self) -> bool:
+        """Whether the two levels, after as many windows of each, differ by more than chance."""
+        if self._windows % 2 or self._windows < 2 * _LEAST_PAIRS:
+            return False
+        base, trial = (np.asarray(self._costs[trying]) for trying in (False, True))
+        difference = abs(float(base.mean() - trial.mean()))
+        error = float(np.sqrt(base.var() / len(base) + trial.var() / len(trial)))
+        return difference > max(_CLEAR * max(base.mean(), trial.mean()), _CLEAR_ERRORS * error)
 
     def _decide(self) -> None:
         base, trial = (_trimmed_mean(self._costs[trying]) for trying in (False, True))
