@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from compute_node.engine.model import Model
 from tierd.client.source import Phase
 
@@ -39,9 +37,9 @@ def run_bare_steps(model: Model, prompts: Sequence[Sequence[int]], tokens: int) 
     sequences, answers = [cache.take() for _ in prompts], []
     seconds = []
     for sequence, prompt in zip(sequences, prompts, strict=True):
-        logits = model.extend(sequence, list(prompt), phase=Phase.PREFILL)
+        logits = model.extend(sequence, list(prompt), phase=Phase.PREFILL, keep=False)
         assert logits is not None
-        answers.append([int(logits[0].argmax())])
+        answers.append([model.likeliest[0]])
     for _ in range(tokens - 1):
         last = [answer[-1] for answer in answers]
         positions = [len(sequence.tokens) for sequence in sequences]
@@ -50,15 +48,15 @@ def run_bare_steps(model: Model, prompts: Sequence[Sequence[int]], tokens: int) 
             cache.reserve(sequence, 1)
         begun = time.perf_counter()
         logits = model.forward(
-            np.array(last, np.int64),
-            np.array(positions, np.int64),
+            last,
+            positions,
             sequences,
             phase=Phase.DECODE,
             logits_of=range(len(sequences)),
         )
         seconds.append(time.perf_counter() - begun)
         assert logits is not None
-        for sequence, answer, token in zip(sequences, answers, logits.argmax(axis=1).tolist(), strict=True):
+        for sequence, answer, token in zip(sequences, answers, model.likeliest, strict=True):
             cache.advance(sequence, answer[-1:])
             answer.append(token)
     for sequence in sequences:

@@ -31,10 +31,11 @@ class Child:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
 
-    def wait_for(self, word: str) -> None:
-        """Read lines until one holds the word; DaemonUnavailable if the process ends before."""
-        while word not in self._line():
+    def wait_for(self, word: str) -> str:
+        """Read lines until one holds the word, and return it; DaemonUnavailable if the process ends before."""
+        while word not in (line := self._line()):
             pass
+        return line
 
     def say(self, line: str) -> None:
         """Say a line, and do not wait."""

@@ -1,106 +1,81 @@
-"""Many clients at once on one engine: what reaches them, beside the bare steps of the same model.
-
-Each client asks again as soon as it was answered; some leave in the middle of an answer. What every prompt's answer
-must be is known from bare steps before, so an answer that was lost, mixed up or changed by the crowd shows.
-"""
+"""Many clients at once on one engine: what reaches them, beside the bare steps of the same model."""
 
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from compute_node.bench.bare_steps import run_bare_steps
+from compute_node.bench.client_load import ANSWER_SECONDS, Answered, Client, figures, run_clients
 from compute_node.bench.quiet import Quiet
 from compute_node.engine.generate import GenerationParams
 from compute_node.engine.model import Model
 from compute_node.serving.engine import Engine
-from compute_node.serving.requests import Done, Event, FinishReason, Request, Token
+from compute_node.serving.requests import Done, EngineStats, Event, FinishReason, Request, Token
 from tierd.errors import TierdError
 
-__all__ = ["CLIENTS", "measure_serving"]
+__all__ = ["CLIENTS", "Expected", "measure_serving"]
 
 CLIENTS: Final = (1, 4, 16, 64)
 """How many clients ask at once, one measurement after the other."""
 
-_WARM_SECONDS: Final = 1.0
-_ANSWER_SECONDS: Final = 120.0
-_ONE_IN: Final = 6
-"""One of so many answers is left in the middle."""
 _ALONE: Final = 4
 """Prompts that are answered alone, too, by bare steps of one row."""
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What a client heard, times in seconds; tokens of the window alone, answers of the whole run."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What clients ask, and the greedy tokens that answer it."""
 
-    tokens: int = 0
-    first: list[float] = field(default_factory=list)
-    per_token: list[float] = field(default_factory=list)
-    answers: int = 0
-    left: int = 0
-    errors: int = 0
-    crossed: int = 0
+    prompts: list[list[int]]
+    answers: list[tuple[int, ...]]
 
 
-class _Client:
-    """Asks for the answers of its prompts, one after the other, until it is told to stop."""
+class _EngineClient(Client):
+    """Asks the engine itself, in its own process."""
 
-    def __init__(self, engine: Engine, number: int, prompts: Sequence[Sequence[int]], answers: Sequence[Any]) -> None:
-        self.heard = _Heard()
+    def __init__(self, engine: Engine, number: int, expected: Expected, count: int) -> None:
+        # Neighbours never ask for the same: each client has prompts of its own.
+        self._prompts_of_its_own = expected.prompts[number::count]
+        self._answers = expected.answers[number::count]
+        super().__init__(number, len(self._answers), len(self._answers[0]))
         self._engine = engine
-        self._choose = np.random.Generator(np.random.Philox(number))
-        self._prompts = prompts
-        self._answers = answers
 
-    def run(self, window: tuple[float, float]) -> None:
-        """Asks until the end of the window, in `time.perf_counter` seconds; counts what falls into it."""
-        while time.perf_counter() < window[1]:
-            which = int(self._choose.integers(len(self._prompts)))
-            self._ask(which, leaves=int(self._choose.integers(_ONE_IN)) == 0, window=window)
-
-    def _ask(self, which: int, *, leaves: bool, window: tuple[float, float]) -> None:
-        heard, expected = self.heard, self._answers[which]
-        params = GenerationParams(max_tokens=len(expected), ignore_eos=True)
-        listening = _Listening(int(self._choose.integers(1, len(expected))) if leaves else len(expected) + 1)
-        begun = time.perf_counter()
+    def ask(self, which: int, tokens: int, leaves_after: int) -> Answered:
+        """See `Client.ask`."""
+        listening = _Listening(leaves_after, self.started.set)
+        params = GenerationParams(max_tokens=tokens, ignore_eos=True)
         try:
-            ticket = self._engine.submit(Request(prompt=tuple(self._prompts[which]), params=params), listening.hear)
+            request = Request(prompt=tuple(self._prompts_of_its_own[which]), params=params)
+            ticket = self._engine.submit(request, listening.hear)
             done = listening.wait()
             if done is None:
                 ticket.cancel()
                 done = listening.wait()
         except (TierdError, queue.Empty):
-            heard.errors += 1
-            return
-        tokens, times = listening.tokens, listening.times
-        heard.tokens += sum(window[0] <= moment < window[1] for moment in times)
-        if tokens != list(expected[: len(tokens)]):
-            heard.crossed += 1
-        if leaves and done is not None and done.reason is FinishReason.CANCELLED:
-            heard.left += 1
-        elif done is not None and done.reason is FinishReason.LENGTH and len(tokens) == len(expected):
-            heard.answers += 1
-        else:
-            heard.errors += 1
-        if times:
-            heard.first.append(times[0] - begun)
-            if len(times) > 1:
-                heard.per_token.append((times[-1] - times[0]) / (len(times) - 1))
+            return Answered([], 0, right=True, whole=False)
+        found, reason = listening.tokens, None if done is None else done.reason
+        return Answered(
+            listening.times,
+            len(found),
+            right=found == list(self._answers[which][: len(found)]),
+            whole=reason is FinishReason.LENGTH and len(found) == tokens,
+            left=reason is FinishReason.CANCELLED and leaves_after <= tokens,
+        )
 
 
 class _Listening:
     """Takes the events of one answer on the engine's thread; wakes its client at the end, or where that leaves."""
 
-    def __init__(self, leaves_after: int) -> None:
+    def __init__(self, leaves_after: int, started: Callable[[], None]) -> None:
         self.tokens: list[int] = []
         self.times: list[float] = []
+        self._started = started
         self._leaves_after = leaves_after
         self._news: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
 
@@ -109,6 +84,8 @@ class _Listening:
         now = time.perf_counter()
         for event in events:
             if isinstance(event, Token):
+                if not self.tokens:
+                    self._started()
                 self.tokens.append(event.token)
                 self.times.append(now)
                 if len(self.tokens) == self._leaves_after:
@@ -118,12 +95,12 @@ class _Listening:
 
     def wait(self) -> Done | None:
         """The last event, or None where the client leaves; queue.Empty if nothing comes."""
-        return self._news.get(timeout=_ANSWER_SECONDS)
+        return self._news.get(timeout=ANSWER_SECONDS)
 
 
 def measure_serving(
     model: Model, *, clients: Sequence[int] = CLIENTS, seconds: float, tokens: int, tell: Callable[[str], None]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Expected]:
     """Serves so many clients at once for `seconds` each.
 
     Args:
@@ -134,7 +111,8 @@ def measure_serving(
         tell: takes a line when something begins.
 
     Returns:
-        `tokens_per_second`, `ttft_p50`, `ttft_p99`, `tpot_p50`, `tpot_p99` by client count, counts and ratios.
+        `tokens_per_second`, `ttft_p50`, `ttft_p99`, `tpot_p50`, `tpot_p99` by client count, counts and ratios; and
+        what was asked.
     """
     most = max(clients)
     generator = np.random.Generator(np.random.Philox(11))
@@ -145,9 +123,12 @@ def measure_serving(
     with Quiet() as quiet:
         groups = [run_bare_steps(model, prompts[at : at + crowd], tokens) for at in range(0, most, crowd)]
         alone = [run_bare_steps(model, [prompt], tokens) for prompt in prompts[:_ALONE]]
-        answers = [answer for group in groups for answer in group.answers]
-        changed = sum(one.answers[0] != answer for one, answer in zip(alone, answers, strict=False))
-        found = [_serve(model, count, prompts, answers, seconds, tell) for count in clients]
+        expected = Expected(prompts, [answer for group in groups for answer in group.answers])
+        changed = sum(one.answers[0] != answer for one, answer in zip(alone, expected.answers, strict=False))
+        found = []
+        for count in clients:
+            tell(f"{count} clients")
+            found.append(_serve(model, count, expected, seconds))
         again = run_bare_steps(model, prompts[:crowd], tokens)
         again_alone = run_bare_steps(model, prompts[:1], tokens)
     bare = {
@@ -170,49 +151,19 @@ def measure_serving(
             "one_client_share_of_step": rates[1] * bare[1],
             "sixteen_share_of_step": rates[16] * bare[16] / 16,
         }
-    return result | quiet.report() | {"seconds": seconds, "tokens_of_an_answer": tokens, "threads": model.threads}
+    result |= quiet.report() | {"seconds": seconds, "tokens_of_an_answer": tokens, "threads": model.threads}
+    return result, expected
 
 
-def _serve(
-    model: Model,
-    count: int,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    seconds: float,
-    tell: Callable[[str], None],
-) -> dict[str, Any]:
-    tell(f"{count} clients")
+def _serve(model: Model, count: int, expected: Expected, seconds: float) -> dict[str, Any]:
     engine = Engine(model, None, max_running=model.cache.sequences, max_waiting=count)
-    # Neighbours never ask for the same: each client has prompts of its own.
-    clients = [_Client(engine, at, prompts[at::count], answers[at::count]) for at in range(count)]
-    start = time.perf_counter() + _WARM_SECONDS
-    window = (start, start + seconds)
-    threads = [threading.Thread(target=client.run, args=(window,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds + _WARM_SECONDS + 2 * _ANSWER_SECONDS)
-    lost = sum(thread.is_alive() for thread in threads)
+    clients = [_EngineClient(engine, number, expected, count) for number in range(count)]
+    before: list[EngineStats] = []
+    lost = run_clients(clients, seconds, lambda: before.append(engine.stats()))
     stats = engine.stats()
     engine.close()
-    heard = [client.heard for client in clients]
-    first = [value for one in heard for value in one.first]
-    per_token = [value for one in heard for value in one.per_token]
-    return {
-        "tokens_per_second": sum(one.tokens for one in heard) / seconds,
-        "ttft_p50": _percentile(first, 50),
-        "ttft_p99": _percentile(first, 99),
-        "tpot_p50": _percentile(per_token, 50),
-        "tpot_p99": _percentile(per_token, 99),
-        "answers": sum(one.answers for one in heard),
-        "left_midway": sum(one.left for one in heard),
-        "errors": lost + sum(one.errors for one in heard),
-        "crossed_answers": sum(one.crossed for one in heard),
-        "rows_per_step": stats.rows / max(1, stats.steps),
+    rows, steps = stats.rows - before[0].rows, stats.steps - before[0].steps
+    return figures(clients, seconds, lost) | {
+        "rows_per_step": rows / max(1, steps),
         "places_free": stats.running == stats.waiting == 0 and stats.free_pages == stats.pages,
     }
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    """0 where there are no values: nobody was answered, which `answers` says, too."""
-    return float(np.percentile(values, percent)) if values else 0.0

@@ -161,11 +161,11 @@ def _text(model: Model, context: int, number: int) -> Text:
 
 def _steps(model: Model, texts: Sequence[Text], steps: int, number: int) -> float:
     """Seconds of steps that all compute the token behind each text: the texts stay as long as they are."""
-    positions = np.array([len(text.tokens) for text in texts], np.int64)
+    positions = [len(text.tokens) for text in texts]
     generator = np.random.Generator(np.random.Philox(number))
     rows = range(len(texts))
     begun = time.perf_counter()
     for _ in range(steps):
-        tokens = generator.integers(0, model.config.vocab_size, len(texts))
+        tokens = generator.integers(0, model.config.vocab_size, len(texts)).tolist()
         model.forward(tokens, positions, texts, phase=Phase.DECODE, logits_of=rows)
     return time.perf_counter() - begun

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.engine.model import Model
+from compute_node.engine.sampler import Sampling, choose_token
 from tierd.client.source import Phase
 
 __all__ = ["TokenWalk"]
@@ -32,19 +33,17 @@ class TokenWalk:
 
     def step(self) -> NDArray[np.float32]:
         """Extends by one token; its logits, float32 [vocabulary]."""
-        token = int(self._generator.integers(0, self.model.config.vocab_size))
-        logits = self.model.extend(self._sequence, [token], phase=Phase.DECODE)
-        assert logits is not None
-        row: NDArray[np.float32] = logits[0]
-        return row
+        return self._extend(int(self._generator.integers(0, self.model.config.vocab_size))).copy()
 
     def run(self, tokens: int) -> tuple[float, float]:
         """Extends by so many tokens, each chosen greedily from its logits too: (seconds, those outside native code)."""
-        native, begun = self.model.native_seconds, time.perf_counter()
-        for _ in range(tokens):
-            self.step().argmax()
+        drawn = self._generator.integers(0, self.model.config.vocab_size, tokens).tolist()
+        model, greedy, place = self.model, Sampling(), len(self)
+        native, begun = model.native_seconds, time.perf_counter()
+        for number, token in enumerate(drawn):
+            choose_token(self._extend(token), place + number, greedy, likeliest=model.likeliest[0])
         seconds = time.perf_counter() - begun
-        return seconds, seconds - (self.model.native_seconds - native)
+        return seconds, seconds - (model.native_seconds - native)
 
     def prefill(self, tokens: int) -> float:
         """Extends by so many tokens, as many at once as the model takes; returns the seconds."""
@@ -55,6 +54,12 @@ class TokenWalk:
             wanted = (-1,) if start + self.model.rows >= tokens else ()
             self.model.extend(self._sequence, part, phase=Phase.PREFILL, logits_of=wanted)
         return time.perf_counter() - begun
+
+    def _extend(self, token: int) -> NDArray[np.float32]:
+        logits = self.model.extend(self._sequence, [token], phase=Phase.DECODE, keep=False)
+        assert logits is not None
+        row: NDArray[np.float32] = logits[0]
+        return row
 
     def end(self) -> None:
         """Gives the sequence's place back."""

@@ -13,6 +13,7 @@ from rich.table import Table
 from compute_node import embedded
 from compute_node.bench.forced_routes import force_routes
 from compute_node.bench.geometries import geometry_named
+from compute_node.bench.http_speed import measure_http
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.serve_speed import CLIENTS, measure_serving
 from compute_node.bench.step_speed import resident
@@ -53,6 +54,9 @@ def serve(
     embedded_too: Annotated[
         bool, typer.Option("--embedded/--no-embedded", help="Serve the embedded model, too.")
     ] = True,
+    over_http: Annotated[
+        bool, typer.Option("--http", help="Serve the embedded model over HTTP, too, by a server of its own.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all figures.")] = False,
 ) -> None:
     """Serve 1, 4, 16 and 64 clients at once, all experts in RAM; some of them leave in the middle of an answer.
@@ -63,6 +67,8 @@ def serve(
     counts = sorted(set(clients or CLIENTS))
     if counts[-1] > 1024:
         raise UsageError(f"--clients {counts[-1]} is more than 1024")
+    if over_http and not embedded_too:
+        raise UsageError("--http serves the embedded model", hint="Leave --no-embedded out.")
     tell = progress_lines()
     how = ModelOptions(
         numerics=numerics or "fast",
@@ -75,7 +81,7 @@ def serve(
     sizes = geometry_named(geometry).cut(layers)
     found = _random(sizes, how, counts, seconds, tokens, tell) | {"geometry": geometry, "layers": layers}
     if embedded_too:
-        found["embedded"] = _embedded(how, counts, seconds, tokens, tell)
+        found["embedded"] = _embedded(how, counts, seconds, tokens, tell, over_http=over_http)
     if as_json:
         print_json(found)
         return
@@ -83,6 +89,8 @@ def serve(
     _show(console, f"{geometry}, {layers} layers", counts, found)
     if embedded_too:
         _show(console, "embedded model", counts, found["embedded"])
+    if over_http:
+        _show(console, "embedded model over HTTP", counts, found["embedded"]["http"])
 
 
 def _random(
@@ -95,20 +103,32 @@ def _random(
     )
     source = resident(random, tell)
     with Model(source, how, adapt=lambda program: force_routes(program, routes, by_token=True)) as model:
-        return measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)
+        return measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)[0]
 
 
-def _embedded(how: ModelOptions, counts: list[int], seconds: float, tokens: int, tell: Any) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="tierd-bench-") as folder:
-        convert(embedded.path(), Path(folder) / "store", experts="int4-g64", dense="int8")
-        with Model(InProcess(ExpertStore.open(Path(folder) / "store")), how) as model:
-            return measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)
+def _embedded(
+    how: ModelOptions, counts: list[int], seconds: float, tokens: int, tell: Any, *, over_http: bool
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="tierd-bench-") as name:
+        folder = Path(name)
+        convert(embedded.path(), folder / "store", experts="int4-g64", dense="int8")
+        with Model(InProcess(ExpertStore.open(folder / "store")), how) as model:
+            found, expected = measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)
+        if over_http:
+            found["http"] = measure_http(
+                folder / "store", expected, how=how, clients=counts, seconds=seconds, folder=folder, tell=tell
+            )
+            found["http"]["share_of_engine"] = {
+                count: rate / found["tokens_per_second"][count]
+                for count, rate in found["http"]["tokens_per_second"].items()
+            }
+    return found
 
 
 def _show(console: Console, title: str, counts: list[int], found: dict[str, Any]) -> None:
-    table = Table(
-        "clients", "tokens/s", "first token p50 / p99, ms", "per token p50 / p99, ms", "rows a step", title=title
-    )
+    table = Table("clients", "tokens/s", "first token p50 / p99, ms", "per token p50 / p99, ms", title=title)
+    over_http = "share_of_engine" in found
+    table.add_column("of the engine" if over_http else "rows a step")
     for count in map(str, counts):
         first, last, each, slow = (
             1e3 * found[name][count] for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
@@ -118,7 +138,7 @@ def _show(console: Console, title: str, counts: list[int], found: dict[str, Any]
             f"{found['tokens_per_second'][count]:.1f}",
             f"{first:.0f} / {last:.0f}",
             f"{each:.1f} / {slow:.1f}",
-            f"{found['rows_per_step'][count]:.1f}",
+            f"{found['share_of_engine'][count]:.2f}" if over_http else f"{found['rows_per_step'][count]:.1f}",
         )
     console.print(table)
     console.print(f"errors {found['errors']}, answers mixed up or changed {found['crossed_answers']}")

@@ -19,12 +19,13 @@ class CancelWord:
     __slots__ = ("_word", "address")
 
     def __init__(self) -> None:
-        self._word = np.zeros(1, np.int64)
-        self.address = address_of(self._word)
+        word = np.zeros(1, np.int64)
+        self.address = address_of(word)
+        self._word = memoryview(word)  # keeps the array, and is read with a fraction of its code
 
     def __call__(self) -> bool:
         """Whether it is set."""
-        return bool(self._word[0])
+        return self._word[0] != 0
 
     def cancel(self) -> None:
         """Give up what runs."""

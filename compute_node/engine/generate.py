@@ -205,6 +205,7 @@ class Generator:
                     prompt=prompt,
                     generated=tokens,
                     forbidden=ends if len(tokens) < params.min_tokens else (),
+                    likeliest=model.likeliest[0] if model.likeliest else None,
                 )
                 tokens.append(token)
                 last = time.perf_counter()
@@ -260,7 +261,7 @@ class Generator:
         recorder = self.recorder
         observe = None if recorder is None else recorder.observe
         logits = self.model.extend(
-            sequence, tokens, phase=phase, logits_of=logits_of, cancelled=cancelled, observe=observe
+            sequence, tokens, phase=phase, logits_of=logits_of, cancelled=cancelled, observe=observe, keep=False
         )
         if recorder is not None and logits is not None:
             recorder.end_step(tokens, prefill=phase is Phase.PREFILL)

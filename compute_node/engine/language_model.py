@@ -93,7 +93,7 @@ class SequencePlaces(Protocol):
 
 
 class StepTimesView(Protocol):
-    """Where the time of all steps went; see `compute_node.engine.model.StepTimes`."""
+    """Where the time of all steps went; see `compute_node.engine.step_times.StepTimes`."""
 
     steps: int
     seconds: float
@@ -105,11 +105,20 @@ class StepTimesView(Protocol):
 
 
 class LanguageModel(Protocol):
-    """From tokens to logits, one step at a time; see `compute_node.engine.model.Model`."""
+    """From tokens to logits, one step at a time; see `compute_node.engine.model.Model`.
+
+    Attributes:
+        source: brings the experts.
+        numerics: name of the arithmetic.
+        rows: most tokens of one step.
+        likeliest: of each row of logits of the last step the token with the largest one, -1 if one is not finite;
+            empty where the model does not say.
+    """
 
     source: ExpertSource
     numerics: str
     rows: int
+    likeliest: list[int]
 
     @property
     def config(self) -> ModelFacts:
@@ -144,13 +153,14 @@ class LanguageModel(Protocol):
         logits_of: Listing[int] = (-1,),
         cancelled: Callable[[], bool] | None = None,
         observe: Callable[[int, NDArray[np.int32], NDArray[np.float32]], None] | None = None,
+        keep: bool = True,
     ) -> NDArray[np.float32] | None:
-        """Logits of tokens that continue a sequence; None if that was cancelled."""
+        """Logits of tokens that continue a sequence; None if that was cancelled. Without `keep` until the next step."""
 
     def forward(
         self,
-        tokens: NDArray[np.int64],
-        positions: NDArray[np.int64],
+        tokens: Listing[int],
+        positions: Listing[int],
         sequences: Listing[Any],
         *,
         phase: Phase,
@@ -158,7 +168,10 @@ class LanguageModel(Protocol):
         cancelled: Callable[[], bool] | None = None,
         unwanted: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.float32] | None:
-        """One step over rows of several sequences; see `compute_node.engine.model.Model.forward`."""
+        """One step over rows of several sequences; see `compute_node.engine.model.Model.forward`.
+
+        The logits stand until the next step.
+        """
 
     def close(self) -> None:
         """Gives back what it holds but the source."""

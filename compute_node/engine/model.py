@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,28 +18,24 @@ from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
 from compute_node.engine.kv_cache import KVCache, Sequence
 from compute_node.engine.step import StepRunner
+from compute_node.engine.step_times import StepTimes
 from compute_node.engine.weights import Weights
-from compute_node.kernels import NUMERICS, Batch, quantises
+from compute_node.kernels import NUMERICS, quantises
 from compute_node.models.config_reader import parse_config
 from compute_node.models.decoder import build_program
 from compute_node.models.decoder_config import check_geometry
 from compute_node.models.decoder_program import DecoderProgram
 from compute_node.models.registry import family_of
 from compute_node.prediction.foresight import Foresight
-from compute_node.prediction.hinting import Hinting, StepHints
-from compute_node.prediction.saying import Saying
+from compute_node.prediction.hinting import StepHints
+from compute_node.prediction.step_hints import step_hints
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.token_table import TokenTable
-from tierd.prefetch.throttle import Throttle
-from tierd.store.geometry import Geometry
 
-__all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "PREFETCH", "Cancelled", "Model", "ModelOptions", "Observe", "StepTimes"]
+__all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe"]
 
 DEFAULT_CONTEXT: Final = 4096
-
-PREFETCH: Final = ("auto", "on", "tokens", "off")
-"""What is sent: hints as far as they make steps faster, hints always, the tokens of steps, or nothing."""
 
 EXECUTIONS: Final = ("fused", "layers", "ops")
 """How a step is run: in one native call where no expert is missing, one call per layer, or one call per op."""
@@ -62,7 +57,7 @@ class ModelOptions:
         threads: native threads; None: the cores that this process may use.
         rows: most tokens of one step; longer prompts are computed in chunks of this size.
         head_rows: most rows whose logits are computed together.
-        prefetch: tell the daemon what will probably be wanted: one of `PREFETCH`.
+        prefetch: tell the daemon what will probably be wanted: one of `step_hints.PREFETCH`.
     """
 
     numerics: str = "exact"
@@ -76,20 +71,6 @@ class ModelOptions:
     prefetch: str = "off"
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Where the time of all steps went, in seconds: `seconds` = computing + waiting for experts."""
-
-    seconds: float = 0.0
-    wait_seconds: float = 0.0
-    steps: int = 0
-
-    @property
-    def compute_seconds(self) -> float:
-        """Time in steps that was not spent waiting for experts."""
-        return max(0.0, self.seconds - self.wait_seconds)
-
-
 class Model:
     """Dense weights, KV cache, program and executor of one model; the experts come from a source.
 
@@ -99,6 +80,9 @@ class Model:
         source: brings experts and shows the store's files and dense weights.
         options: how to run.
         adapt: changes the program before it is run; measurements force routes by it.
+
+    Attributes:
+        likeliest: of each row of logits of the last step the token with the largest one, -1 if one is not finite.
 
     Raises:
         UnsupportedModel: an unknown family, or a setting or tensor whose meaning is not known.
@@ -134,6 +118,7 @@ class Model:
         self.model_type = family.model_type
         self.numerics = numerics
         self.times = StepTimes()
+        self.likeliest: list[int] = []
         layout = family.cache_layout(config)
         pages = pages_of(layout, context=context, sequences=options.sequences, budget=options.kv_cache)
         self.cache = KVCache(layout, pages=pages, sequences=options.sequences, context=context)
@@ -150,10 +135,16 @@ class Model:
             quantised_experts=any(quantises(numerics, layout.format) for layout in geometry.layouts),
         )
         self._program = adapt(program)
+        self._batch = program.batch
+        self._head_cell = memoryview(self._program.head_index)
+        self._likeliest = memoryview(self._program.likeliest)
+        self._one_row = self._program.logits[:1]
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
         self._foresight = Foresight(geometry)
-        self.hinting: StepHints | None = self._hinting(options.prefetch, geometry)
+        self.hinting: StepHints | None = step_hints(
+            options.prefetch, source, geometry, self._program.look_ahead, self._executor.run, self._foresight.table
+        )
         self._experts = ExpertPoint(
             source, geometry, self._program, self._executor, numerics=numerics, by_ops=options.execution == "ops"
         )
@@ -227,6 +218,7 @@ class Model:
         logits_of: Listing[int] = (-1,),
         cancelled: Cancelled | None = None,
         observe: Observe | None = None,
+        keep: bool = True,
     ) -> NDArray[np.float32] | None:
         """Computes `tokens` as the continuation of a sequence, in one step.
 
@@ -238,6 +230,7 @@ class Model:
             cancelled: asked before the step and at each layer where native code does not go on by itself; True gives
                 the step up. Native code looks at a `CancelWord` at every layer.
             observe: shown each layer's routes.
+            keep: the logits stay as they are; else until the next step.
 
         Returns:
             float32 [len(logits_of), vocabulary], or None if the step was cancelled.
@@ -256,22 +249,23 @@ class Model:
                 hint="Use a larger --kv-cache.",
             )
         logits = self.forward(
-            np.array(tokens, np.int64),
-            np.arange(start, start + count),
+            tokens,
+            range(start, start + count),
             [sequence] * count,
             phase=phase,
             logits_of=[index % count for index in logits_of],
             cancelled=cancelled,
             observe=observe,
         )
-        if logits is not None:
-            self.cache.advance(sequence, tokens)
-        return logits
+        if logits is None:
+            return None
+        self.cache.advance(sequence, tokens)
+        return logits.copy() if keep else logits
 
     def forward(
         self,
-        tokens: NDArray[np.int64],
-        positions: NDArray[np.int64],
+        tokens: Listing[int],
+        positions: Listing[int],
         sequences: Listing[Sequence],
         *,
         phase: Phase,
@@ -286,8 +280,8 @@ class Model:
         not cancelled.
 
         Args:
-            tokens: int64 [n] token ids.
-            positions: int64 [n], below the context length; rows of a sequence are consecutive and rising.
+            tokens: n token ids.
+            positions: n, below the context length; rows of a sequence are consecutive and rising.
             sequences: n, whose row each is.
             phase: prefill or decode.
             logits_of: rows whose logits are wanted, 0 to n - 1.
@@ -295,93 +289,110 @@ class Model:
             observe: see `extend`.
             unwanted: bool [n], may be set by any thread while the step runs: nobody wants these rows any more. From
                 the next layer on that waits in Python no expert is fetched for them alone. Not all at once.
+
+        Returns:
+            As `extend`; the logits stand until the next step. `likeliest` then says which are the largest.
         """
-        program, times, rows = self._program, self.times, len(tokens)
-        for token in (tokens[0],) if rows == 1 else (tokens.min(), tokens.max()):
+        program, times, stats, rows = self._program, self.times, self.source.stats, len(tokens)
+        for token in (min(tokens), max(tokens)):
             if not 0 <= token < self.config.vocab_size:
                 raise LimitExceeded(f"token id {token} is outside the vocabulary of {self.config.vocab_size} tokens")
-        begun, waited = time.perf_counter(), self.source.stats.wait_seconds
+        begun, waited = time.perf_counter(), stats.wait_seconds
         try:
-            _place(program.batch, tokens, positions, sequences)
-            self._choose(logits_of[: program.head_batch.max_rows])
+            self._place(tokens, positions, sequences)
+            self._choose(logits_of)
             if cancelled is not None and cancelled():
                 return None
-            numbers = np.array([sequence.place for sequence in sequences], np.int64)
-            self._foresight.begin(self.source.step_memory, tokens, positions, numbers)
-            hinting = self.hinting
-            if hinting is not None:
-                hinting.begin(tokens.tolist(), step=times.steps, decode=phase is Phase.DECODE)
-            meanwhile = hinting.meanwhile if hinting is not None and hinting.active else None
-            passing = partial(_pass, hinting, program, rows) if hinting is not None and hinting.everywhere else None
+            awake = self.hinting is not None or not self._foresight.asleep
+            meanwhile, passing = self._look_out(tokens, positions, sequences, phase) if awake else (None, None)
             cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
-            for layer in self._steps.run(
+            self._steps.begin(
                 rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel, passing=passing
-            ):
+            )
+            while (layer := self._steps.run()) is not None:
                 if cancelled is not None and cancelled():
                     return None
-                if unwanted is not None and unwanted.any():
-                    routes = program.route_indices[:rows]
-                    routes[unwanted] = routes[np.argmin(unwanted)]
-                self._foresight.at(layer, program.route_indices[:rows])
-                if hinting is not None:
-                    hinting.at(layer, program.route_indices[:rows])
+                self._stop_at(layer, program.route_indices[:rows], unwanted)
                 self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe, meanwhile=meanwhile)
-            self._foresight.end(times.steps)
-            if hinting is not None and phase is Phase.DECODE:
-                hinting.end(time.perf_counter() - begun)
+            if awake:
+                self._look_back(phase, begun)
             return self._logits(logits_of)
         finally:
             times.steps += 1
             times.seconds += time.perf_counter() - begun
-            times.wait_seconds += self.source.stats.wait_seconds - waited
+            times.wait_seconds += stats.wait_seconds - waited
 
-    def _hinting(self, prefetch: str, geometry: Geometry) -> StepHints | None:
-        if prefetch not in PREFETCH:
-            raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
-        if prefetch == "off" or self.source.step_memory is None:
-            return None
-        if prefetch == "tokens":
-            return Saying(self.source)
-        return Hinting(
-            self.source,
-            geometry,
-            self._program.look_ahead,
-            self._executor.run,
-            self._foresight.table,
-            Throttle(fixed=prefetch == "on"),
+    def _look_out(
+        self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence], phase: Phase
+    ) -> tuple[Callable[[int, NDArray[np.float32]], None] | None, Callable[[int], None] | None]:
+        """What will this step want? Returns what is to be called while it waits, and what where it does not."""
+        numbers = [sequence.place for sequence in sequences]
+        self._foresight.begin(self.source.step_memory, tokens, positions, numbers)
+        hinting = self.hinting
+        if hinting is None:
+            return None, None
+        hinting.begin(tokens, step=self.times.steps, decode=phase is Phase.DECODE)
+
+        def passing(layer: int) -> None:
+            hinting.passing(layer, self._program.route_indices[: len(tokens)])
+
+        return hinting.meanwhile if hinting.active else None, passing if hinting.everywhere else None
+
+    def _stop_at(self, layer: int, routes: NDArray[np.int32], unwanted: NDArray[np.bool_] | None) -> None:
+        """The step stops at a layer that wants these experts: int32 [rows, top_k]."""
+        if unwanted is not None and unwanted.any():
+            routes[unwanted] = routes[np.argmin(unwanted)]
+        self._foresight.at(layer, routes)
+        if self.hinting is not None:
+            self.hinting.at(layer, routes)
+
+    def _look_back(self, phase: Phase, begun: float) -> None:
+        """The step is complete: what is to be learned from it."""
+        self._foresight.end(self.times.steps)
+        if self.hinting is not None and phase is Phase.DECODE:
+            self.hinting.end(time.perf_counter() - begun)
+
+    def _place(self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence]) -> None:
+        """Makes these the live rows, each at its place in the KV cache."""
+        if len(tokens) == 1:
+            one = sequences[0]
+            self._batch.set_one(tokens[0], positions[0], one.address, one.limit, one.state_in, one.state_out)
+            return
+        self._batch.set(
+            tokens,
+            positions,
+            tables=[sequence.address for sequence in sequences],
+            limits=[sequence.limit for sequence in sequences],
+            states_in=[sequence.state_in for sequence in sequences],
+            states_out=[sequence.state_out for sequence in sequences],
         )
 
     def _choose(self, rows: Listing[int]) -> None:
-        """Makes these the rows that go through the LM head."""
-        self._program.head_index[: len(rows)] = rows
-        self._program.head_batch.set_rows(len(rows))
+        """Makes the first of these the rows that go through the LM head, as many as it takes."""
+        head, count = self._program.head_batch, len(rows)
+        if count == 1:
+            self._head_cell[0] = rows[0]
+        else:
+            count = min(count, head.max_rows)
+            self._program.head_index[:count] = rows[:count]
+        head.set_rows(count)
 
     def _logits(self, rows: Listing[int]) -> NDArray[np.float32]:
-        """Copies the logits of the rows; those that did not fit the step's own run of the head are computed now."""
-        program = self._program
-        logits = np.empty((len(rows), self.config.vocab_size), np.float32)
+        """The logits of the rows; those that did not fit the step's own run of the head are computed now."""
+        program, count = self._program, len(rows)
         most = program.head_batch.max_rows
-        for first in range(0, len(rows), most):
-            part = rows[first : first + most]
-            if first:
-                self._choose(part)
-                self._executor.run(program.head)
-            logits[first : first + len(part)] = program.logits[: len(part)]
+        if count == 1:
+            self.likeliest = [self._likeliest[0]]
+            return self._one_row
+        self.likeliest = self._likeliest[: min(count, most)].tolist()
+        if count <= most:
+            return program.logits[:count]
+        logits = np.empty((count, self.config.vocab_size), np.float32)
+        logits[:most] = program.logits
+        for first in range(most, count, most):
+            part = min(most, count - first)
+            self._choose(rows[first:])
+            self._executor.run(program.head)
+            logits[first : first + part] = program.logits[:part]
+            self.likeliest += self._likeliest[:part].tolist()
         return logits
-
-
-def _pass(hinting: StepHints, program: DecoderProgram, rows: int, layer: int) -> None:
-    """Shows a layer that is about to be computed to whoever sends hints."""
-    hinting.passing(layer, program.route_indices[:rows])
-
-
-def _place(batch: Batch, tokens: NDArray[np.int64], positions: NDArray[np.int64], sequences: Listing[Sequence]) -> None:
-    """Makes these the live rows of a batch, each at its place in the KV cache."""
-    batch.set(
-        tokens,
-        positions,
-        tables=[sequence.address for sequence in sequences],
-        limits=[sequence.limit for sequence in sequences],
-        states_in=[sequence.state_in for sequence in sequences],
-        states_out=[sequence.state_out for sequence in sequences],
-    )

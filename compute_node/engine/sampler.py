@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -39,6 +39,7 @@ class Sampling:
         top_p: the smallest set of likeliest tokens whose probability reaches p; 1: off.
         min_p: only tokens at least this fraction as likely as the likeliest; 0: off.
         seed: 0 to 2^64 - 1.
+        greedy: the token is that with the largest of the logits as they are; follows from the others.
 
     Raises:
         UsageError: a value outside its range, naming the option.
@@ -53,6 +54,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    greedy: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ranges: tuple[tuple[str, float, float, float], ...] = (
@@ -73,6 +75,7 @@ class Sampling:
         for token, bias in self.logit_bias:
             if token < 0 or not -100.0 <= bias <= 100.0:
                 raise UsageError(f"--logit-bias {bias} for token {token} is outside -100 to 100")
+        object.__setattr__(self, "greedy", self.temperature == 0 and not self.adjusts)
 
     @property
     def adjusts(self) -> bool:
@@ -90,6 +93,7 @@ def choose_token(
     generated: Sequence[int] = (),
     allowed: NDArray[np.bool_] | None = None,
     forbidden: Collection[int] = (),
+    likeliest: int | None = None,
 ) -> int:
     """The token at `position` of a sequence.
 
@@ -101,11 +105,14 @@ def choose_token(
         generated: tokens chosen so far, for the penalties.
         allowed: bool [vocabulary], which tokens may be chosen; None: all.
         forbidden: tokens that may not be chosen.
+        likeliest: token with the largest logit, the lowest of equals, or -1 if one is not finite; None: not known.
 
     Raises:
         TierdError: the logits are not numbers: weights or a kernel are broken; or no token may be chosen.
     """
-    if not np.isfinite(logits).all():
+    if likeliest is not None and likeliest >= 0 and sampling.greedy and allowed is None and not forbidden:
+        return likeliest
+    if likeliest == -1 or (likeliest is None and not np.isfinite(logits).all()):
         raise TierdError(
             f"the logits of position {position} are not finite numbers",
             hint="Check the store with `tierd verify`.",

@@ -6,7 +6,7 @@ for a layer whose experts are not all resident, and goes on behind it. Either wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from compute_node.engine.executor import Executor
@@ -61,6 +61,10 @@ class StepRunner:
         self._groups: list[int] = []  # where the ops of each layer's experts begin
         self._halts: dict[int, int] = {}
         self._rows = min(FUSED_ROWS, program.batch.max_rows)
+        self._prompt_rows = min(FUSED_PROMPT_ROWS, self._rows)
+        self._native, self._position = False, 0
+        self._step, self._phase, self._cancel = 0, Phase.DECODE, 0
+        self._passing: Callable[[int], object] | None = None
         self.experts_used = 0
         ops: list[Op] = []
         groups: dict[tuple[str, str], ExpertGroup] = {}
@@ -86,7 +90,7 @@ class StepRunner:
         ops += program.head.ops
         self.segment = Segment("step", ops)
 
-    def run(
+    def begin(
         self,
         rows: int,
         *,
@@ -95,10 +99,8 @@ class StepRunner:
         observed: bool,
         cancel: int = 0,
         passing: Callable[[int], object] | None = None,
-    ) -> Iterator[int]:
-        """Runs a step and yields each layer whose experts the caller has to bring before it goes on.
-
-        The batch, and the head's batch and index, are set before.
+    ) -> None:
+        """A step begins; `run` computes it. The batch, and the head's batch and index, are set before.
 
         Args:
             rows: live rows.
@@ -109,40 +111,40 @@ class StepRunner:
             passing: called with each layer that native code reaches, when the router has chosen and before anything is
                 done with its experts; None: native code does not come back for that.
         """
-        program = self._program
-        most = FUSED_PROMPT_ROWS if phase is Phase.PREFILL else FUSED_ROWS
-        native = self._fuses and not observed and rows <= min(most, self._rows)
-        position = 0
-        while True:
-            if native and self._bind(step, phase, cancel):
-                halted = self._run_native(position, passing)
-                if halted is None:
-                    return
-                position = halted
-            else:
-                self._run(program.body[position])
-                if position == len(program.expert_layers):
-                    self._run(program.head)
-                    return
-            yield program.expert_layers[position]
-            position += 1
+        most = self._prompt_rows if phase is Phase.PREFILL else self._rows
+        self._native = self._fuses and not observed and rows <= most
+        self._position = 0
+        self._step, self._phase, self._cancel, self._passing = step, phase, cancel, passing
 
-    def _run_native(self, position: int, passing: Callable[[int], object] | None) -> int | None:
-        """Runs from the beginning of a layer, by its position; where it halted, or None at the end of the step."""
-        begin, end = self._starts[position], len(self.segment.ops)
-        pauses = range(position, len(self._groups)) if passing is not None else ()
-        halted = None
-        for pause in (*pauses, None):
-            until = end if pause is None else self._groups[pause]
-            done = self._executor.run(self.segment, begin, until)
-            if done != until:
-                halted = self._halts[done]
-                break
-            if passing is not None and pause is not None:
-                passing(self._program.expert_layers[pause])
-            begin = until
-        self._note()
-        return halted
+    def run(self) -> int | None:
+        """Runs on to the next layer whose experts the caller has to bring before it calls again; None at the end."""
+        program, position = self._program, self._position
+        if self._native and self._bind():
+            done = self._run_native(position)
+            self._note()
+            if done == len(self.segment.ops):
+                return None
+            position = self._halts[done]
+        else:
+            self._run(program.body[position])
+            if position == len(program.expert_layers):
+                self._run(program.head)
+                return None
+        self._position = position + 1
+        return program.expert_layers[position]
+
+    def _run_native(self, position: int) -> int:
+        """Runs from the beginning of a layer, by its position; the number of the op that halted, or at the end of all."""
+        begin = self._starts[position]
+        if self._passing is not None:
+            for pause in range(position, len(self._groups)):
+                until = self._groups[pause]
+                done = self._executor.run(self.segment, begin, until)
+                if done != until:
+                    return done
+                self._passing(self._program.expert_layers[pause])
+                begin = until
+        return self._executor.run(self.segment, begin)
 
     def _group(self, layout: ExpertLayout, geometry: Geometry, numerics: str, experts: int) -> ExpertGroup:
         program = self._program
@@ -166,12 +168,12 @@ class StepRunner:
         else:
             self._executor.run(segment)
 
-    def _bind(self, step: int, phase: Phase, cancel: int) -> bool:
+    def _bind(self) -> bool:
         direct = self._source.direct
         if direct is None:
             return False
-        if self._bound[0] is not direct or self._bound[1] is not phase:
-            uses = direct.prefill_uses if phase is Phase.PREFILL else direct.decode_uses
+        if self._bound[0] is not direct or self._bound[1] is not self._phase:
+            uses = direct.prefill_uses if self._phase is Phase.PREFILL else direct.decode_uses
             self._binding.point(
                 table=direct.table,
                 payload=direct.payload,
@@ -181,8 +183,8 @@ class StepRunner:
                 step_word=direct.step,
                 in_use=direct.in_use,
             )
-            self._bound = (direct, phase)
-        self._binding.set_step(step, cancel)
+            self._bound = (direct, self._phase)
+        self._binding.set_step(self._step, self._cancel)
         return True
 
     def _note(self) -> None:

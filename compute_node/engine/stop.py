@@ -55,6 +55,8 @@ class StopStrings:
         """The text that is certain to come before any stop string; sets `stopped` when one is complete."""
         if self.stopped:
             return ""
+        if not self._strings:
+            return text
         self._held += text
         places = [place for string in self._strings if (place := self._held.find(string)) >= 0]
         if places:

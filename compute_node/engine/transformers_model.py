@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compute_node.engine.model import DEFAULT_CONTEXT, StepTimes
+from compute_node.engine.model import DEFAULT_CONTEXT
+from compute_node.engine.step_times import StepTimes
 from tierd.client.source import ExpertSource, Phase
 from tierd.errors import LimitExceeded, UsageError
 from tierd.integrations.transformers.caching import cache_of, with_cache
@@ -222,6 +223,7 @@ class TransformersModel:
         self.rows = min(_ROWS, context)
         self.numerics = f"torch {str(dtype).removeprefix('torch.')}"
         self.times = StepTimes()
+        self.likeliest: list[int] = []
         self.cache = TorchSequences(options.sequences, context)
         self._runtime = self.model.tierd.runtime
         self._cuts_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
@@ -249,6 +251,7 @@ class TransformersModel:
         logits_of: Listing[int] = (-1,),
         cancelled: Callable[[], bool] | None = None,
         observe: Callable[[int, NDArray[np.int32], NDArray[np.float32]], None] | None = None,
+        keep: bool = True,
     ) -> NDArray[np.float32] | None:
         """Computes `tokens` as the continuation of a sequence, in one step; see `Model.extend`.
 
@@ -260,6 +263,7 @@ class TransformersModel:
             UsageError: routes are wanted (`observe`), which are the model's own affair here.
             TierdError: of the expert source.
         """
+        del keep  # they are nobody else's
         if observe is not None:
             raise UsageError("routes are not recorded with --engine transformers", hint="Leave --trace out.")
         if not 0 < len(tokens) <= self.rows:
@@ -268,8 +272,8 @@ class TransformersModel:
         if start + len(tokens) > self.context:
             raise LimitExceeded(f"{start + len(tokens)} tokens do not fit the context of {self.context}")
         logits = self.forward(
-            np.array(tokens, np.int64),
-            np.arange(start, start + len(tokens)),
+            tokens,
+            range(start, start + len(tokens)),
             [sequence] * len(tokens),
             phase=phase,
             logits_of=[place % len(tokens) for place in logits_of],
@@ -281,8 +285,8 @@ class TransformersModel:
 
     def forward(
         self,
-        tokens: NDArray[np.int64],
-        positions: NDArray[np.int64],
+        tokens: Listing[int],
+        positions: Listing[int],
         sequences: Listing[TorchSequence],
         *,
         phase: Phase,
@@ -292,7 +296,7 @@ class TransformersModel:
     ) -> NDArray[np.float32] | None:
         """One step over rows of several sequences, one sequence after the other; see `Model.forward`."""
         del positions, phase  # both are seen from the sequences
-        if not (int(tokens.min()) >= 0 and int(tokens.max()) < self.config.vocab_size):
+        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
             raise LimitExceeded(f"a token id is outside the vocabulary of {self.config.vocab_size} tokens")
         begun, waited = time.perf_counter(), self.source.stats.wait_seconds
         # Some models give no logits for the end of a padded vocabulary: such tokens are never chosen.
@@ -304,7 +308,7 @@ class TransformersModel:
                 wanted = [(row, place - first) for row, place in enumerate(logits_of) if first <= place < end]
                 if unwanted is not None and unwanted[first:end].all():
                     continue
-                found = self._compute(sequences[first], tokens[first:end].tolist(), [at for _, at in wanted], cancelled)
+                found = self._compute(sequences[first], list(tokens[first:end]), [at for _, at in wanted], cancelled)
                 logits[[row for row, _ in wanted], : found.shape[1]] = found
         except StepCancelled:
             return None

@@ -19,13 +19,14 @@ from compute_node.kernels.embedding import embed  # noqa: E402
 from compute_node.kernels.expert_group import Binding, ExpertGroup  # noqa: E402
 from compute_node.kernels.expert_records import ExpertShape  # noqa: E402
 from compute_node.kernels.experts import ExpertFFN, ExpertLayout  # noqa: E402
+from compute_node.kernels.likeliest import likeliest  # noqa: E402
 from compute_node.kernels.matmul import NUMERICS, matmul, quantises  # noqa: E402
 from compute_node.kernels.matrix import FORMATS, Matrix, bf16_bits, dequantise, from_float32  # noqa: E402
 from compute_node.kernels.norm import rms_norm  # noqa: E402
 from compute_node.kernels.op import Op  # noqa: E402
 from compute_node.kernels.quantised_rows import QuantisedRows, quantise_rows  # noqa: E402
 from compute_node.kernels.rope import rope, rope_tables  # noqa: E402
-from compute_node.kernels.router import RoutingRule, argmax, router  # noqa: E402
+from compute_node.kernels.router import RoutingRule, router  # noqa: E402
 from compute_node.kernels.segment import Segment  # noqa: E402
 
 __all__ = [
@@ -43,7 +44,6 @@ __all__ = [
     "RoutingRule",
     "Segment",
     "add",
-    "argmax",
     "attention",
     "bf16_bits",
     "clip",
@@ -53,6 +53,7 @@ __all__ = [
     "from_float32",
     "gather_rows",
     "kv_append",
+    "likeliest",
     "matmul",
     "quantise_rows",
     "quantises",

@@ -35,12 +35,10 @@ class Batch:
             raise UsageError(f"a batch holds at least one row, not {max_rows}")
         self.max_rows = max_rows
         self.count = np.zeros(1, np.int64)
-        self.token_ids = np.zeros(max_rows, np.int64)
-        self.positions = np.zeros(max_rows, np.int64)
-        self.tables = np.zeros(max_rows, np.int64)
-        self.limits = np.zeros(max_rows, np.int64)
-        self.states_in = np.zeros(max_rows, np.int64)
-        self.states_out = np.zeros(max_rows, np.int64)
+        self._count = memoryview(self.count)
+        self._columns = np.zeros((6, max_rows), np.int64)
+        self._cells = memoryview(self._columns.reshape(-1))[::max_rows]
+        self.token_ids, self.positions, self.tables, self.limits, self.states_in, self.states_out = self._columns
 
     @property
     def rows(self) -> int:
@@ -55,7 +53,21 @@ class Batch:
         """
         if not 0 <= rows <= self.max_rows:
             raise LimitExceeded(f"{rows} rows in a batch of at most {self.max_rows}")
-        self.count[0] = rows
+        self._count[0] = rows
+
+    def set_one(self, token_id: int, position: int, table: int, limit: int, state_in: int, state_out: int) -> None:
+        """Makes this the only live row, like `set`, with a fraction of its code: a step of one text is short.
+
+        Raises:
+            LimitExceeded: a negative position, limit or place.
+        """
+        if position < 0 or limit < 0 or state_in < 0 or state_out < 0:
+            raise LimitExceeded("positions, limits and places of a batch are never negative")
+        cells = self._cells
+        cells[0], cells[1], cells[2], cells[3], cells[4], cells[5] = (
+            token_id, position, table, limit, state_in, state_out,
+        )  # fmt: skip
+        self._count[0] = 1
 
     def set(
         self,
@@ -84,20 +96,13 @@ class Batch:
             UsageError: the sequences differ in length.
         """
         rows = len(token_ids)
-        places = (
-            (self.positions, positions),
-            (self.tables, tables),
-            (self.limits, limits),
-            (self.states_in, states_in),
-            (self.states_out, states_out),
-        )
-        if any(not isinstance(given, int) and len(given) != rows for _, given in places):
-            raise UsageError(f"{rows} token ids need as many positions and page tables, not {len(positions)}")
+        columns: list[Integers] = [token_ids]
+        for given in (positions, tables, limits, states_in, states_out):
+            columns.append([given] * rows if isinstance(given, int) else given)
+            if len(columns[-1]) != rows:
+                raise UsageError(f"{rows} token ids need as many positions and page tables, not {len(positions)}")
         self.set_rows(rows)
-        self.token_ids[:rows] = token_ids
-        for kept, given in places:
-            kept[:rows] = given
-        lowest = (int(kept[0] if rows == 1 else kept[:rows].min()) for kept, _ in places)
-        if rows and min(lowest) < 0:
+        self._columns[:, :rows] = columns
+        if rows and min(map(min, columns[1:])) < 0:
             self.set_rows(0)
             raise LimitExceeded("positions, limits and places of a batch are never negative")

@@ -62,11 +62,11 @@ class Binding:
         words: int64 [BINDING_WORDS], read and written by the ops.
     """
 
-    __slots__ = ("_counts", "words")
+    __slots__ = ("_cells", "words")
 
     def __init__(self) -> None:
         self.words = np.zeros(BINDING_WORDS, np.int64)
-        self._counts = self.words[USED : DISCARDED + 1]
+        self._cells = memoryview(self.words)  # reads and writes single words with a fraction of numpy's code
 
     def point(
         self, *, table: int, payload: int, slot_bytes: int, last_step: int, uses: int, step_word: int, in_use: int
@@ -76,13 +76,14 @@ class Binding:
 
     def set_step(self, step: int, cancel: int = 0) -> None:
         """The number of the next step, and the address of an int64 that stops it before a layer's experts; 0: none."""
-        self.words[STEP], self.words[CANCEL] = step, cancel
+        self._cells[STEP], self._cells[CANCEL] = step, cancel
 
     def take(self) -> tuple[int, int, int]:
         """(experts used, layers served, results discarded) since the last call."""
-        used, layers, discarded = self._counts.tolist()
-        self._counts[:] = 0
-        return used, layers, discarded
+        cells = self._cells
+        found = cells[USED], cells[LAYERS], cells[DISCARDED]
+        cells[USED] = cells[LAYERS] = cells[DISCARDED] = 0
+        return found
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -18,7 +18,7 @@ from compute_node.kernels.lanes import exp32, f32_at, i32_at, i64_at, larger32
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from tierd.errors import UsageError
 
-__all__ = ["RoutingRule", "argmax", "router"]
+__all__ = ["RoutingRule", "router"]
 
 _LOWEST: Final = np.float32(-np.inf)
 
@@ -141,19 +141,6 @@ def _router_kernel(args: int, lo: int, hi: int) -> None:
             weights[k] = weights[k] / total * factors[1]
 
 
-@cfunc(KERNEL, cache=True, error_model="numpy")
-def _argmax_kernel(args: int, lo: int, hi: int) -> None:
-    """Record: logits, stride, ids, width."""
-    m = i64_at(args)
-    for row in range(lo, hi):
-        logits = f32_at(m[0] + row * m[1])
-        best, largest = 0, _LOWEST
-        for j in range(m[3]):
-            if logits[j] > largest:
-                best, largest = j, logits[j]
-        i64_at(m[2])[row] = best
-
-
 def router(
     name: str,
     logits: NDArray[np.float32],
@@ -204,22 +191,4 @@ def router(
         name, "router", _router_kernel.address, args, batch.count,
         units=1, per_row=True, grain=1, work=experts * (8 + 2 * k),
         keep=(logits, indices, weights, correction, factors, scratch, batch),
-    )  # fmt: skip
-
-
-def argmax(name: str, logits: NDArray[np.float32], ids: NDArray[np.int64], batch: Batch) -> Op:
-    """`ids[r]` = index of the largest logit of each live row, the lower one if equal; 0 if none can be compared.
-
-    Args:
-        name: of the op.
-        logits: float32 [max_rows, vocabulary].
-        ids: int64 [max_rows].
-        batch: the live rows.
-    """
-    check_buffer(name, "logits", logits, (batch.max_rows, None))
-    check_buffer(name, "ids", ids, (batch.max_rows,), np.int64, writable=True)
-    args = record([address_of(logits), logits.strides[0], address_of(ids), logits.shape[1]])
-    return Op(
-        name, "argmax", _argmax_kernel.address, args, batch.count,
-        units=1, per_row=True, grain=1, work=logits.shape[1], keep=(logits, ids, batch),
     )  # fmt: skip

@@ -83,6 +83,7 @@ class DecoderBuilder:
         self._head_index = np.zeros(head_rows, np.int64)
         self._head_x = np.zeros((head_rows, config.hidden_size), np.float32)
         self._logits = np.zeros((head_rows, config.vocab_size), np.float32)
+        self._likeliest = np.zeros(head_rows, np.int64)
         self._ops: list[Op] = []
         self._segments: list[Segment] = []
         self._expert_layers: list[int] = []
@@ -226,6 +227,7 @@ class DecoderBuilder:
         if matrix is None or not config.tied_embeddings:
             matrix = self.weights.matrix("lm_head.weight", config.vocab_size, hidden)
         self.matmul("lm_head", matrix, self._head_x, self._logits, batch=head)
+        self.add(kernels.likeliest("likeliest token", self._logits, self._likeliest, head))
         body = tuple(self._segments)
         self._end_segment("logits")
         return DecoderProgram(
@@ -236,6 +238,7 @@ class DecoderBuilder:
             head_batch=head,
             head_index=self._head_index,
             logits=self._logits,
+            likeliest=self._likeliest,
             expert_input=self.normed,
             expert_quantised=self._quantised.get(id(self.normed)) if self._quantised_experts else None,
             expert_rows=self._expert_rows,

@@ -23,10 +23,11 @@ class DecoderProgram:
         batch: live rows of a step.
         body: segments; after segment i the engine brings the experts of `expert_layers[i]`. One more than those.
         expert_layers: model layers with routed experts, rising.
-        head: final norm and LM head over the rows that `head_index` names.
+        head: final norm, LM head and the likeliest token over the rows that `head_index` names.
         head_batch: its live rows.
         head_index: int64 [head rows], rows of the step whose logits are wanted.
         logits: float32 [head rows, vocabulary].
+        likeliest: int64 [head rows], the token with the largest logit, the lowest of equals; -1 if one is not finite.
         expert_input: float32 [rows, H], what the experts of the current layer are applied to.
         expert_quantised: the same as signed bytes, where experts want it.
         expert_rows: float32 [rows, top_k, H], one row per token and router rank.
@@ -42,6 +43,7 @@ class DecoderProgram:
     head_batch: Batch
     head_index: NDArray[np.int64]
     logits: F32
+    likeliest: NDArray[np.int64]
     expert_input: F32
     expert_quantised: QuantisedRows | None
     expert_rows: F32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -43,6 +43,11 @@ class Foresight:
         self._last: dict[int, tuple[int, int]] = {}  # sequence -> position and token of its last row
 
     @property
+    def asleep(self) -> bool:
+        """Nothing has been waited for in a long time: a step need not begin and end here, only say where it stops."""
+        return self._quiet > _QUIET_STEPS
+
+    @property
     def table(self) -> TokenTable:
         """What was counted."""
         return self._expectation.table
@@ -50,17 +55,17 @@ class Foresight:
     def begin(
         self,
         memory: StepMemory | None,
-        tokens: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        sequences: NDArray[np.int64],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Iterable[int],
     ) -> None:
         """A step begins.
 
         Args:
             memory: where to write, and where uses can be seen; None: nobody listens, and nothing is done.
-            tokens: int64 [rows].
-            positions: int64 [rows], of each token in its sequence.
-            sequences: int64 [rows], a number for each sequence.
+            tokens: of the rows.
+            positions: of each token in its sequence.
+            sequences: of each row the number of its sequence.
         """
         self._memory = memory if self._quiet < _QUIET_STEPS else None
         self._seen.clear()
@@ -68,7 +73,7 @@ class Foresight:
         self._quiet += 1
         if self._memory is None:
             return
-        self._rows = list(zip(tokens.tolist(), positions.tolist(), sequences.tolist(), strict=True))
+        self._rows = list(zip(tokens, positions, sequences, strict=True))
         self._expectation.out = self._memory.expect
         ends = {sequence: token for token, _, sequence in self._rows}
         self._expectation.begin([token for token, _, _ in self._rows], ends=list(ends.values()))

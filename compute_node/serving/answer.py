@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -62,7 +61,7 @@ class Answer:
         self._decoder = tokenizer.stream(continues=True) if tokenizer is not None else None
         self._stop = StopStrings(params.stop)
         self._scores: list[Scored | None] = [None]
-        self._experts: Counter[str] = Counter()
+        self._experts: dict[str, int] = {}
         self._wait_seconds = self._compute_seconds = 0.0
 
     @property
@@ -80,13 +79,22 @@ class Answer:
         return [*range(first, end), *([last] if last < count and self.request.params.max_tokens else [])]
 
     def step(
-        self, start: int, rows: Mapping[int, Logits], seconds: float, *, complete: bool
+        self,
+        start: int,
+        offsets: Sequence[int],
+        rows: Logits,
+        likeliest: Sequence[int],
+        seconds: float,
+        *,
+        complete: bool,
     ) -> Sequence[Token | PromptScores]:
         """What follows from a step.
 
         Args:
             start: position of the step's first token.
-            rows: logits by offset, those that were `wanted`.
+            offsets: of the tokens that were `wanted`.
+            rows: their logits, float32 [offsets, vocabulary].
+            likeliest: of each the token with the largest logit, see `choose_token`; empty: not known.
             seconds: since submission.
             complete: all tokens have been computed now.
 
@@ -94,9 +102,8 @@ class Answer:
             TierdError: the logits are no numbers, or the constraint allows nothing.
         """
         events: list[Token | PromptScores] = []
-        last = len(self.tokens) - 1 - start
         if self.request.prompt_logprobs and len(self._scores) < self.prompt_length:
-            for offset, logits in rows.items():
+            for offset, logits in zip(offsets, rows, strict=True):
                 if start + offset + 1 < self.prompt_length:
                     token = self.tokens[start + offset + 1]
                     self._scores.append(scored(logits, token, self.request.logprobs or 0))
@@ -105,14 +112,15 @@ class Answer:
         if self.request.prompt_logprobs and not self._generated:
             events.append(_prompt_scores(self._scores))
         if self.request.params.max_tokens:
-            events.append(self._choose(rows[last], seconds))
+            events.append(self._choose(rows[-1], likeliest[-1] if likeliest else None, seconds))
         else:
             self.reason = FinishReason.LENGTH
         return events
 
     def note(self, experts: Mapping[str, int], wait_seconds: float, compute_seconds: float) -> None:
         """A step that the request took part in is over."""
-        self._experts.update(experts)
+        for outcome, count in experts.items():
+            self._experts[outcome] = self._experts.get(outcome, 0) + count
         self._wait_seconds += wait_seconds
         self._compute_seconds += compute_seconds
 
@@ -142,7 +150,7 @@ class Answer:
         )
         return Done(reason, tail, usage, error)
 
-    def _choose(self, logits: Logits, seconds: float) -> Token:
+    def _choose(self, logits: Logits, likeliest: int | None, seconds: float) -> Token:
         params, constraint = self.request.params, self.request.constraint
         token = choose_token(
             logits,
@@ -152,6 +160,7 @@ class Answer:
             generated=self._generated,
             allowed=None if constraint is None else constraint.mask(),
             forbidden=self._ends if len(self._generated) < params.min_tokens else (),
+            likeliest=likeliest,
         )
         logprob: float | None = None
         top: tuple[tuple[int, float], ...] = ()

@@ -12,13 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.engine.cancel import CancelWord
-from compute_node.engine.kv_cache import Sequence as CachedSequence
 from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.stop import stop_token_ids
 from compute_node.serving.answer import Answer
@@ -33,6 +31,7 @@ from compute_node.serving.requests import (
     StepReport,
     Ticket,
 )
+from compute_node.serving.running_step import RunningStep
 from compute_node.serving.scheduler import Job, Scheduler, Share
 from compute_node.text.tokenizer import Tokenizer
 from tierd.client.source import Phase
@@ -55,36 +54,6 @@ class _Entry:
     deadline: float
     cached_tokens: int = 0
     started: float | None = None
-
-
-class _Step(CancelWord):
-    """A step that runs, and the wish to give it up: once nobody wants it any more, or all are past their deadlines."""
-
-    __slots__ = ("_clock", "_deadline", "_places", "entries", "shares", "unwanted")
-
-    def __init__(self, shares: list[Share], entries: list[_Entry], clock: Callable[[], float]) -> None:
-        super().__init__()
-        self.shares = shares
-        self.entries = entries
-        self.unwanted = np.zeros(sum(share.count for share in shares), np.bool_)
-        ends = np.cumsum([share.count for share in shares]).tolist()
-        self._places = {
-            share.job.number: slice(end - share.count, end) for share, end in zip(shares, ends, strict=True)
-        }
-        self._deadline = max(entry.deadline for entry in entries)
-        self._clock = clock
-
-    def __call__(self) -> bool:
-        """Whether to give it up."""
-        return CancelWord.__call__(self) or self._clock() >= self._deadline
-
-    def drop(self, job: Job) -> None:
-        """Nobody wants the job any more."""
-        place = self._places.get(job.number)
-        if place is not None:
-            self.unwanted[place] = True
-            if self.unwanted.all():
-                self.cancel()
 
 
 class Engine:
@@ -122,7 +91,8 @@ class Engine:
         self._condition = threading.Condition()
         self._entries: dict[int, _Entry] = {}
         self._over: list[_Entry] = []  # cancelled while they waited: only `Done` is left
-        self._step: _Step | None = None
+        self._running = RunningStep(model.rows, clock)
+        self._step: RunningStep | None = None
         self._closing = False
         self._number = 0
         self._counts: Counter[str] = Counter()
@@ -243,16 +213,16 @@ class Engine:
                     self._scheduler.remove(job)
                     over.append((entry, FinishReason.CANCELLED if job.cancelled else FinishReason.DEADLINE))
             shares = self._scheduler.plan()
-            step = self._begin(shares, now) if shares else None
-            if step is None and not over:
+            entries = self._begin(shares, now) if shares else []
+            if not shares and not over:
                 self._condition.wait(_RETRY_SECONDS)
         for entry, reason in over:
             self._end(entry, reason)
-        if step is not None:
-            self._run(step)
+        if shares:
+            self._run(shares, entries)
         return True
 
-    def _begin(self, shares: list[Share], now: float) -> _Step:
+    def _begin(self, shares: Sequence[Share], now: float) -> list[_Entry]:
         entries = [self._entries[share.job.number] for share in shares]
         for entry in entries:
             if entry.started is None:
@@ -260,24 +230,35 @@ class Engine:
                 entry.cached_tokens = entry.job.taken_over
                 self._counts["prompt_tokens"] += entry.answer.prompt_length
                 self._counts["reused_tokens"] += entry.job.taken_over
-        self._step = _Step(shares, entries, self._clock)
-        return self._step
+        self._running.begin(shares, max([entry.deadline for entry in entries]))
+        self._step = self._running
+        return entries
 
-    def _run(self, step: _Step) -> None:
-        model, shares = self.model, step.shares
-        wanted = [
-            entry.answer.wanted(share.start, share.count) for share, entry in zip(shares, step.entries, strict=True)
-        ]
-        starts = np.cumsum([0, *(share.count for share in shares)]).tolist()
-        outcomes, times = dict(model.source.stats.outcomes), (model.times.seconds, model.times.wait_seconds)
+    def _run(self, shares: list[Share], entries: list[_Entry]) -> None:
+        model, step = self.model, self._running
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[Any] = []
+        wanted: list[int] = []
+        parts = []  # by share: the offsets whose logits are wanted, and the place of the first in `wanted`
+        for share, entry in zip(shares, entries, strict=True):
+            first, start, count = len(tokens), share.start, share.count
+            offsets = entry.answer.wanted(start, count)
+            parts.append((offsets, len(wanted)))
+            wanted += [first + offset for offset in offsets]
+            tokens += share.tokens
+            positions += range(start, start + count)
+            sequences += [share.job.sequence] * count
+        stats, times = model.source.stats, model.times
+        before, computed, waited = list(stats.outcomes.values()), times.seconds, times.wait_seconds
         logits, error = None, None
         try:
             logits = model.forward(
-                np.array([token for share in shares for token in share.tokens], np.int64),
-                np.concatenate([np.arange(share.start, share.start + share.count) for share in shares]),
-                [_sequence(share) for share in shares for _ in range(share.count)],
-                phase=_phase(shares),
-                logits_of=[first + row for first, offsets in zip(starts, wanted, strict=False) for row in offsets],
+                tokens,
+                positions,
+                sequences,
+                phase=_phase(shares, len(tokens)),
+                logits_of=wanted,
                 cancelled=step,
                 unwanted=step.unwanted,
             )
@@ -285,42 +266,50 @@ class Engine:
             error = failure
         except Exception as failure:  # noqa: BLE001 - a defect ends the requests that met it, not the engine
             error = TierdError(f"unexpected {type(failure).__name__}: {failure}", hint="This is a defect of the node.")
-        seconds, waited = model.times.seconds - times[0], model.times.wait_seconds - times[1]
-        asked = {name: count - outcomes.get(name, 0) for name, count in model.source.stats.outcomes.items()}
-        for entry in step.entries:
+        seconds, waited = times.seconds - computed, times.wait_seconds - waited
+        asked = {
+            name: count - earlier
+            for (name, count), earlier in zip(stats.outcomes.items(), before, strict=True)
+            if count != earlier
+        }
+        for entry in entries:
             entry.answer.note(asked, waited, max(0.0, seconds - waited))
         with self._condition:
             self._step = None
             self._counts["steps"] += 1
-            self._counts["rows"] += starts[-1]
+            self._counts["rows"] += len(tokens)
             self._step_seconds += seconds
             self._wait_seconds += waited
             # What was cancelled meanwhile is not what it should be: nobody may take its pages over.
-            live = [place for place, entry in enumerate(step.entries) if not entry.job.cancelled]
+            live = [place for place, entry in enumerate(entries) if not entry.job.cancelled]
             if logits is not None:
                 self._scheduler.done([shares[place] for place in live])
         if error is not None:
-            self._fail([step.entries[place] for place in live], error)
+            self._fail([entries[place] for place in live], error)
         elif logits is not None:
-            firsts = np.cumsum([0, *map(len, wanted)]).tolist()
             for place in live:
-                rows = dict(zip(wanted[place], logits[firsts[place] : firsts[place + 1]], strict=True))
-                self._advance(step.entries[place], shares[place], rows)
+                offsets, first = parts[place]
+                rows = slice(first, first + len(offsets))
+                self._advance(entries[place], shares[place], offsets, logits[rows], model.likeliest[rows])
         if self._on_step is not None:
-            ends = zip(shares, (entry.answer.prompt_length for entry in step.entries), strict=True)
-            prompts = sum(max(0, min(share.start + share.count, end) - share.start) for share, end in ends)
             self._on_step(
                 StepReport(
-                    seconds=seconds, wait_seconds=waited, rows=starts[-1], requests=len(shares), prompt_rows=prompts
+                    seconds=seconds,
+                    wait_seconds=waited,
+                    rows=len(tokens),
+                    requests=len(shares),
+                    prompt_rows=sum(map(_prompt_rows, shares, entries)),
                 )
             )
 
-    def _advance(self, entry: _Entry, share: Share, rows: dict[int, NDArray[np.float32]]) -> None:
+    def _advance(
+        self, entry: _Entry, share: Share, offsets: list[int], rows: NDArray[np.float32], likeliest: list[int]
+    ) -> None:
         """A request's part of a step succeeded."""
         complete = share.complete
         seconds = self._clock() - entry.begun
         try:
-            events = entry.answer.step(share.start, rows, seconds, complete=complete)
+            events = entry.answer.step(share.start, offsets, rows, likeliest, seconds, complete=complete)
         except TierdError as failure:
             self._end(entry, FinishReason.ERROR, error=failure)
             return
@@ -373,12 +362,11 @@ class Engine:
             self._cancel(entry.job.number)
 
 
-def _sequence(share: Share) -> CachedSequence:
-    assert share.job.sequence is not None
-    return share.job.sequence
+def _prompt_rows(share: Share, entry: _Entry) -> int:
+    return max(0, min(share.start + share.count, entry.answer.prompt_length) - share.start)
 
 
-def _phase(shares: Sequence[Share]) -> Phase:
+def _phase(shares: Sequence[Share], rows: int) -> Phase:
     """What most rows of a step are: a prompt beside many who decode should not make their experts leave."""
-    decoding = sum(share.count == 1 for share in shares)
-    return Phase.DECODE if 2 * decoding >= sum(share.count for share in shares) else Phase.PREFILL
+    decoding = sum([share.count == 1 for share in shares])
+    return Phase.DECODE if 2 * decoding >= rows else Phase.PREFILL

@@ -49,7 +49,7 @@ class Job:
         return len(self.tokens) - (0 if self.sequence is None else len(self.sequence.tokens))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Share:
     """A job's part of a step.
 
@@ -154,13 +154,16 @@ class Scheduler:
         self._admit()
         alone = next((job for job in self.running if job.alone), None)
         ready = self.running if alone is None else [alone]
-        left, shares = self._rows, []
         # Decoding first: one token each, and there are never more of them than rows.
-        for job in sorted(ready, key=lambda job: job.lacking > 1):
-            count = min(job.lacking, left)
-            if count:
-                shares.append(Share(job, len(job.tokens) - job.lacking, count))
-                left -= count
+        shares = [Share(job, len(job.tokens) - 1, 1) for job in ready if job.lacking == 1]
+        left = self._rows - len(shares)
+        if len(shares) < len(ready):
+            for job in ready:
+                lacking = job.lacking
+                count = min(lacking, left) if lacking > 1 else 0
+                if count:
+                    shares.append(Share(job, len(job.tokens) - lacking, count))
+                    left -= count
         return shares
 
     def done(self, shares: list[Share]) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 import typer
 
-from compute_node.bench import serve_speed
+from compute_node.bench import client_load, serve_speed
 from compute_node.bench.geometries import GEOMETRIES, BenchGeometry, geometry_named
 from compute_node.bench.random_model import RandomModel
 from compute_node.bench.serve_speed import measure_serving
@@ -24,7 +24,7 @@ TINY = geometry_named("olmoe-1b-7b").config | {
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     monkeypatch.setitem(GEOMETRIES, "tiny", BenchGeometry("tiny", TINY))
-    monkeypatch.setattr(serve_speed, "_WARM_SECONDS", 0.05)
+    monkeypatch.setattr(client_load, "_WARM_SECONDS", 0.05)
 
 
 def run(capsys, *arguments):
@@ -47,11 +47,12 @@ def test_all_figures_of_the_contract_are_there_and_no_answer_is_wrong(capsys):
     assert found["rows_per_step"]["16"] > 2 * found["rows_per_step"]["1"] > 0
 
 
-def test_the_embedded_model_is_served_too_and_people_get_tables(capsys):
-    shown = run(capsys, "--clients", "2", "--seconds", "0.2")
+def test_the_embedded_model_is_served_too_also_over_http_and_people_get_tables(capsys):
+    shown = run(capsys, "--clients", "2", "--seconds", "0.2", "--http")
     assert "tiny, 2 layers" in shown
-    assert "embedded model" in shown
-    assert shown.count("errors 0, answers mixed up or changed 0") == 2
+    assert shown.count("embedded model") == 2
+    assert "embedded model over HTTP" in shown
+    assert shown.count("errors 0, answers mixed up or changed 0") == 3
 
 
 def test_an_answer_that_is_anothers_is_counted(monkeypatch):
@@ -66,5 +67,5 @@ def test_an_answer_that_is_anothers_is_counted(monkeypatch):
     monkeypatch.setattr(serve_speed, "run_bare_steps", mixed)
     options = ModelOptions(context=64, sequences=2, rows=32, threads=1)
     with Model(InProcess(RandomModel(TINY)), options) as model:
-        found = measure_serving(model, clients=[2], seconds=0.2, tokens=4, tell=lambda _: None)
+        found, _ = measure_serving(model, clients=[2], seconds=0.2, tokens=4, tell=lambda _: None)
     assert found["crossed_answers"] > 2

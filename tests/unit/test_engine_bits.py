@@ -102,16 +102,16 @@ def test_a_batch_of_sequences_changes_no_bit(store, tokens, whole):
         first, last = [token ^ 1 for token in tokens], [token ^ 2 for token in tokens]
         for start in range(0, len(tokens), 8):
             part = slice(start, start + 8)
-            rows = np.array([*first[part], *tokens[part], *last[part]])
+            rows = [*first[part], *tokens[part], *last[part]]
             logits = model.forward(
                 rows,
-                np.tile(np.arange(start, start + 8), 3),
+                [*range(start, start + 8)] * 3,
                 [place for place in places for _ in range(8)],
                 phase=Phase.PREFILL,
                 logits_of=range(24),
             )
             for place, row in zip(places, range(0, 24, 8), strict=True):
-                model.cache.advance(place, rows[row : row + 8].tolist())
+                model.cache.advance(place, rows[row : row + 8])
             assert np.array_equal(logits[8:16], whole[part])
             assert not np.array_equal(logits[:8], whole[part])
             assert not np.array_equal(logits[16:], whole[part])

@@ -154,7 +154,7 @@ def test_a_crowd_decodes_in_one_native_step_and_changes_no_bit(store, tokens):
         for place, prompt in zip(places, prompts, strict=True):
             model.cache.keep_prefix(place, prompt[:-1])
         asked = source.asked
-        positions = np.array([len(place.tokens) for place in places])
-        together = model.forward(np.array(last), positions, places, phase=Phase.DECODE, logits_of=range(20))
+        positions = [len(place.tokens) for place in places]
+        together = model.forward(last, positions, places, phase=Phase.DECODE, logits_of=range(20))
         assert source.asked == asked
         assert np.array_equal(together, np.stack(alone))

@@ -28,7 +28,7 @@ def foresight():
 
 def begin(foresight, memory, tokens, positions, sequences=None):
     rows = [0] * len(tokens) if sequences is None else sequences
-    foresight.begin(memory, *(np.array(part, np.int64) for part in (tokens, positions, rows)))
+    foresight.begin(memory, tokens, positions, rows)
 
 
 def routes(*rows):

@@ -10,13 +10,13 @@ from compute_node.kernels import (
     Batch,
     RoutingRule,
     add,
-    argmax,
     clip,
     combine,
     dequantise,
     embed,
     from_float32,
     gather_rows,
+    likeliest,
     rms_norm,
     rope,
     rope_tables,
@@ -299,11 +299,23 @@ def test_groups_that_cannot_hold_the_choice_are_refused(groups, kept, k):
         router("r", values(1, 1, 12), indices, weights, live(1), rule=rule)
 
 
-def test_argmax_takes_the_lower_of_equals_and_passes_over_nan():
-    logits = np.array([[1, 3, 3, 2], [np.nan, -5, -7, -5], [np.nan] * 4, [-np.inf, -1e38, 0, 0]], np.float32)
-    ids = np.full(4, -1, np.int64)
-    argmax("a", logits, ids, live(4))()
-    assert ids.tolist() == [1, 1, 0, 2]
+@given(seed=st.integers(0, 2**32), width=st.one_of(st.integers(1, 70), st.integers(1000, 3100)), coarse=st.booleans())
+def test_the_likeliest_is_the_lowest_of_the_largest(seed, width, coarse):
+    logits = values(seed, 3, width, size=1e3)
+    if coarse:
+        logits = np.rint(logits / 500) * np.float32(500)  # many equals, zeros of both signs among them
+    ids = np.full(3, 7, np.int64)
+    likeliest("l", logits, ids, live(3))()
+    assert ids.tolist() == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 15, 16, 1023, 1024, 2049])
+def test_where_a_logit_is_not_finite_none_is_the_likeliest(wrong, place):
+    logits, ids = values(1, 3, 2050), np.zeros(3, np.int64)
+    logits[1, place] = wrong
+    likeliest("l", logits, ids, live(3))()
+    assert ids.tolist() == [logits[0].argmax(), -1, logits[2].argmax()]
 
 
 def test_gathered_rows_are_those_of_the_index():
