@@ -203,7 +203,7 @@ class Load:
     def more(self, count=6):
         """Wait until so many more were answered rightly."""
         wanted = self.right + count
-        eventually(lambda: self.right >= wanted or self.errors)
+        eventually(lambda: self.right >= wanted or self.errors, 2 * ANSWER_SECONDS)
 
     def _run(self, number):
         with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
