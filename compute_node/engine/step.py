@@ -134,7 +134,7 @@ class StepRunner:
         return program.expert_layers[position]
 
     def _run_native(self, position: int) -> int:
-        """Runs from the beginning of a layer, by its position; the number of the op that halted, or at the end of all."""
+        """Runs on from a layer, by its position; the number of the op that halted, or at the end how many there are."""
         begin = self._starts[position]
         if self._passing is not None:
             for pause in range(position, len(self._groups)):
