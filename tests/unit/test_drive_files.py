@@ -16,7 +16,7 @@ from tierd.devices.copies import admit_copy
 from tierd.devices.device import RecordRead
 from tierd.devices.fault_plan import FaultPlan, FaultRule, read_fault_plan
 from tierd.devices.faults import FaultInjector
-from tierd.devices.probe import DEFAULT_DEPTH, DriveProbe, probe_drive
+from tierd.devices.probe import DEFAULT_DEPTH, DriveProbe, probe_drive, with_some_in_hand
 from tierd.devices.probe_cache import ProbeCache, probe_key
 from tierd.devices.throttle import Throttle
 from tierd.errors import StoreDamaged, UsageError
@@ -137,6 +137,12 @@ class TestProbe:
     def test_long_records_are_read_few_at_a_time(self, big):
         assert probe_drive(big.shard_paths, record_bytes=40 << 20).depth == 2
 
+    @pytest.mark.parametrize(
+        ("wanted", "mebibytes", "begun"), [(8, 1, 16), (2, 1, 4), (8, 3, 12), (2, 19, 3), (2, 40, 2)]
+    )
+    def test_reads_are_in_hand_as_many_as_small_records_need_and_large_ones_allow(self, wanted, mebibytes, begun):
+        assert with_some_in_hand(wanted, mebibytes << 20) == begun
+
     def test_a_result_is_remembered_until_the_file_the_drive_or_the_store_changes(self, toy, tmp_path):
         cache = ProbeCache(tmp_path / "probes")
         mirror = copy_of(toy, tmp_path / "mirror")
@@ -162,7 +168,7 @@ class TestProbe:
             "[]",
             "7",
             '{"bandwidth": "x", "depth": 1}',
-            '{"version": 4, "bandwidth": -1, "depth": 4, "how": ""}',
+            '{"version": 5, "bandwidth": -1, "depth": 4, "how": ""}',
         ],
     )
     def test_a_spoilt_file_is_as_none(self, tmp_path, text):

@@ -17,7 +17,7 @@ from tierd.store.writing import write_atomic
 
 __all__ = ["ProbeCache", "probe_key"]
 
-_VERSION: Final = 4
+_VERSION: Final = 5
 _MAX_RESULTS: Final = 256
 
 _log = structlog.get_logger(__name__)
