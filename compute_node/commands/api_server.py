@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from compute_node.commands.applied_settings import generation_params
 from compute_node.commands.opening import Opened
-from compute_node.commands.options import generation_params
 from compute_node.server.answering import ServingEngine
 from compute_node.server.app import AccessRules, make_app
 from compute_node.server.guard import ApiKeys, HostNames

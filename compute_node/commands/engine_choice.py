@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-from compute_node.commands.options import model_options
+from compute_node.commands.applied_settings import model_options
 from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.model import Model
 from compute_node.models.config_reader import parse_config

@@ -7,12 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from compute_node.settings import NodeSettings
-from tierd.access import Access
-from tierd.client.open import FarOptions
 from tierd.option_tables import OptionTable
 
-__all__ = ["FAR", "TlsCa", "TlsName", "far_options"]
+__all__ = ["FAR", "TlsCa", "TlsName"]
 
 TlsCa = Annotated[
     Path | None,
@@ -59,21 +56,3 @@ FAR: Final[OptionTable] = {
     ],
 }
 """How a node meets daemons and workers of other hosts."""
-
-
-def far_options(settings: NodeSettings) -> FarOptions:
-    """What a node is told of daemons and workers of other hosts."""
-    return FarOptions(
-        experts=settings.experts,
-        workers=settings.worker,
-        worker_seconds=settings.worker_seconds,
-        store_cache=settings.store_cache,
-        access=Access(
-            ca=settings.tls_ca,
-            certificate=settings.tls_client_cert,
-            key=settings.tls_client_key,
-            token_file=settings.token_file,
-            plaintext=settings.plaintext,
-            name=settings.tls_name,
-        ),
-    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from compute_node.commands.applied_settings import far_options
 from compute_node.commands.engine_choice import NATIVE, TRANSFORMERS, check_installed, choose_engine, make_model
-from compute_node.commands.far_options import far_options
 from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path

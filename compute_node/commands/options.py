@@ -1,23 +1,16 @@
-"""Options that several commands share, and what they become."""
+"""Options that several commands share. Nothing that takes long to import: help is made of them."""
 
 from __future__ import annotations
 
 import os
-import secrets
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from compute_node.engine.cache_budget import memory_of_this_host
-from compute_node.engine.generate import GenerationParams
-from compute_node.engine.model import ModelOptions
-from compute_node.engine.sampler import Sampling
 from compute_node.settings import NodeSettings
 from tierd.errors import UsageError
 from tierd.option_tables import Given, OptionTable
-from tierd.sizes import parse_share
 
 __all__ = [
     "MODEL",
@@ -30,9 +23,7 @@ __all__ = [
     "Seed",
     "Store",
     "Threads",
-    "generation_params",
     "load_settings",
-    "model_options",
     "unicode_text",
 ]
 
@@ -127,40 +118,6 @@ def load_settings(config: Path | None, *given: Given, **flags: Any) -> NodeSetti
     for options in given:
         flags |= options
     return NodeSettings.load(config=config, table="node", flags=flags)
-
-
-def model_options(settings: NodeSettings, *, serving: bool = False) -> ModelOptions:
-    """How the model is run: for one text, or `serving` as many at once as `max_running` says."""
-    budget = settings.kv_cache
-    options = ModelOptions(
-        numerics=settings.numerics,
-        context=settings.context,
-        kv_cache=None if budget is None else parse_share(budget, whole=memory_of_this_host(), option="--kv-cache"),
-        threads=settings.threads,
-        rows=settings.rows,
-        prefetch=settings.prefetch,
-    )
-    if not serving:
-        return options
-    running = settings.max_running
-    return replace(options, sequences=running, rows=max(running, settings.rows), head_rows=running)
-
-
-def generation_params(settings: NodeSettings, *, stop: list[str], ignore_eos: bool) -> GenerationParams:
-    """What to generate; draws a seed if none was given."""
-    return GenerationParams(
-        max_tokens=settings.max_tokens,
-        sampling=Sampling(
-            repetition_penalty=settings.repetition_penalty,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            seed=secrets.randbits(63) if settings.seed is None else settings.seed,
-        ),
-        stop=tuple(stop),
-        ignore_eos=ignore_eos,
-    )
 
 
 def unicode_text(argument: str, *, option: str) -> str:

@@ -14,15 +14,14 @@ from rich.console import Console
 
 from compute_node.commands import options
 from compute_node.commands.far_options import FAR
-from compute_node.commands.opening import open_store
 from compute_node.server.settings import ApiSettings
-from tierd.client.loop_thread import LoopThread
 from tierd.option_tables import Given, OptionTable, with_options
 from tierd.stopping import stopped_by_signals
 from tierd.terminal import show_hanging
 
 if TYPE_CHECKING:
     from compute_node.commands.api_server import Served
+    from tierd.client.loop_thread import LoopThread
 
 __all__ = ["API", "ENGINE", "register", "serve"]
 
@@ -137,8 +136,10 @@ def serve(
     """
     api = ApiSettings.load(config=config, table="api", flags=clients)
     settings = options.load_settings(config, given)
-    # The server's libraries take half a second to import, which other commands need not wait for.
+    # The kernels and the server's libraries take a second and a half to import, which --help need not wait for.
     from compute_node.commands.api_server import check_address, serving  # noqa: PLC0415
+    from compute_node.commands.opening import open_store  # noqa: PLC0415
+    from tierd.client.loop_thread import LoopThread  # noqa: PLC0415
 
     # Before the weights are loaded.
     check_address(api)

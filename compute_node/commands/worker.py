@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,19 +9,9 @@ import typer
 
 from compute_node.commands import options
 from compute_node.commands.far_options import TlsCa, TlsName
-from compute_node.engine.arithmetic import named_numerics
-from compute_node.engine.kernel_path import kernel_path
 from compute_node.settings import WorkerSettings
-from compute_node.worker.expert_work import ExpertWork
-from compute_node.worker.service import WorkerIdentity
-from compute_node.worker.worker import Worker
-from tierd.access import Access
-from tierd.addresses import parse_address
-from tierd.client.open import FarOptions, open_source
 from tierd.errors import UsageError
-from tierd.listening import Protection
 from tierd.option_tables import Given, OptionTable, with_options
-from tierd.stopping import stopped_by_signals
 
 __all__ = ["OPTIONS", "register", "worker"]
 
@@ -78,43 +66,7 @@ def worker(
     settings = WorkerSettings.load(config=config, table="worker", flags=given)
     if not settings.listen:
         raise UsageError("a worker needs an address", hint="Such as --listen 127.0.0.1:9470.")
-    address = parse_address(settings.listen, option="--listen")
-    protection = Protection(
-        certificate=settings.tls_cert,
-        key=settings.tls_key,
-        client_ca=settings.tls_client_ca,
-        token_file=settings.token_file,
-        insecure=settings.insecure,
-    )
-    protection.check(address)
-    path, numerics = kernel_path(), named_numerics(settings.numerics)
-    source = open_source(
-        store,
-        name="worker",
-        numerics=numerics,
-        kernel_path=path,
-        in_process=settings.in_process,
-        arena=settings.arena,
-        patience=settings.patience,
-        far=FarOptions(access=Access(ca=settings.tls_ca, token_file=settings.token_file, name=settings.tls_name)),
-        tell=_say,
-    )
-    with (
-        closing(source),
-        closing(ExpertWork(source, numerics=settings.numerics, threads=settings.threads, rows=settings.rows)) as work,
-    ):
-        identity = WorkerIdentity(source.store.fingerprint, numerics, path)
-        with (
-            Worker(address, protection, identity, work, max_nodes=settings.max_nodes, tell=_say) as running,
-            stopped_by_signals(running.stop),
-        ):
-            sys.stdout.write(
-                f"worker · store {identity.fingerprint[:12]} · {settings.numerics} · {work.threads} threads ({path})\n"
-                f"listening on {running.address}\n"
-            )
-            sys.stdout.flush()
-            running.run()
+    # The kernels take a second to import, which --help need not wait for.
+    from compute_node.commands.working import run_worker  # noqa: PLC0415
 
-
-def _say(line: str) -> None:
-    print(f"compute-node worker: {line}", file=sys.stderr, flush=True)
+    run_worker(store, settings)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from daemons import PROMPT, eventually
 
+from compute_node.commands.applied_settings import generation_params
 from compute_node.commands.opening import open_store
-from compute_node.commands.options import generation_params, load_settings
+from compute_node.commands.options import load_settings
 from tierd.store.store import ExpertStore
 
 SETTINGS = load_settings(None, max_tokens=32, seed=0)

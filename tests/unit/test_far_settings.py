@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compute_node.commands.far_options import far_options
+from compute_node.commands.applied_settings import far_options
 from compute_node.settings import NodeSettings, WorkerSettings
 from tierd.errors import UsageError
 
