@@ -17,7 +17,14 @@ from tierd.api import store_pb2_grpc
 from tierd.client.idle_channel import IdleChannel
 from tierd.client.loop_thread import LoopThread
 from tierd.client.store_cache import StoreCache
-from tierd.errors import ChecksumMismatch, DaemonUnavailable, LimitExceeded, SessionRefused, StoreDamaged
+from tierd.errors import (
+    ChecksumMismatch,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    LimitExceeded,
+    SessionRefused,
+    StoreDamaged,
+)
 from tierd.rpc import PROTOCOL, error_of, read_safely
 from tierd.store.checksums import sha256, xxh3
 from tierd.store.index import check_index, decode_index
@@ -33,6 +40,8 @@ _Begin: TypeAlias = Callable[..., Any]
 _SECONDS = 120.0
 _SLOWEST_LINK = 1e6
 """Bytes per second: what takes longer than at this rate, and `_SECONDS` more, is given up."""
+_SILENT_SECONDS = 60.0
+"""Between two chunks; before the first one the daemon reads from its drives, behind others' reads."""
 _CONNECT_SECONDS = 10.0
 _DTYPES = {"f32": "<f4", "bf16": "<u2", "i8": "i1", "fp8": "u1", "i64": "<i8", "i32": "<i4", "u8": "u1"}
 
@@ -188,7 +197,8 @@ class RemoteStore:
         received = 0
         try:
             while True:
-                message = await read_safely(call)
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    message = await read_safely(call)
                 if not isinstance(message, _PARTS):
                     break
                 received += len(message.data)
@@ -197,6 +207,10 @@ class RemoteStore:
                         f"{self._address} sends {message.total_bytes} bytes of {name}; the manifest says {nbytes}"
                     )
                 parts.append(message.data)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self._address} sent nothing of {name} for {_SILENT_SECONDS:g} s, after {received} of {nbytes} bytes"
+            ) from None
         except grpc.aio.AioRpcError as error:
             raise error_of(error, str(self._address)) from error
         finally:
