@@ -29,7 +29,7 @@ _START_SECONDS: Final = 30.0
 def _wrong_mode(thread: str) -> TierdError:
     return TierdError(
         f"{thread} turns very small numbers to zero, which changes results",
-        hint="a library loaded with unsafe maths flags set the floating-point mode; start without it",
+        hint="A library loaded with unsafe maths flags set the floating-point mode; start without it.",
     )
 
 
@@ -95,7 +95,7 @@ class Executor:
             wrong = any(ready.get(timeout=_START_SECONDS) for _ in workers)
         except (RuntimeError, queue.Empty) as error:
             self.close()
-            raise TierdError(f"{count} kernel threads could not be started", hint="use fewer threads") from error
+            raise TierdError(f"{count} kernel threads could not be started", hint="Use fewer --threads.") from error
         if wrong:
             self.close()
             raise _wrong_mode("a kernel thread")
@@ -160,7 +160,7 @@ class Executor:
         if self._closed:
             raise TierdError("the executor is closed")
         if self._owner != os.getpid():
-            raise TierdError("the executor's threads stayed in the process that made it", hint="make one after a fork")
+            raise TierdError("the executor's threads stayed in the process that made it", hint="Make one after a fork.")
 
     def close(self) -> None:
         """Ends the threads, after the segment that runs; harmless when repeated."""
