@@ -144,6 +144,105 @@ def test_what_only_looks_like_a_call_is_content(style):
     assert read(form.parser("", TOOLS), f"a {cut}") == ("", f"a {cut}", [])
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_text_around_what_only_looks_like_a_call_keeps_its_spaces(style):
+    template, call = STYLES[style]
+    text = f"a {call[: call.index('>') + 1]} {{{{ b {call[call.rindex('<') :]} c"
+    assert read(AnswerForm.of_template(template).parser("", TOOLS), text, range(len(text))) == ("", text, [])
+
+
+def json_call(city, days):
+    return json.dumps({"city": city, "days": days}, ensure_ascii=False)
+
+
+# The call of each style with other words, and whether values are written as JSON.
+WRITTEN = {
+    "hermes": lambda city, days: (
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {json_call(city, days)}}}\n</tool_call>'
+    ),
+    "kimi": lambda city, days: STYLES["kimi"][1].replace(json_call(*CALL[1].values()), json_call(city, days)),
+    "deepseek": lambda city, days: V3.replace(json_call(*CALL[1].values()), json_call(city, days)),
+    "deepseek-v3.1": lambda city, days: V31.replace(json_call(*CALL[1].values()), json_call(city, days)),
+} | {
+    style: lambda city, days, style=style: (
+        STYLES[style][1].replace("Kyōto 1", city).replace("3<", f"{days}<").replace("3\n<", f"{days}\n<")
+    )
+    for style in ("qwen3-coder", "glm", "minimax", "dsml-v3.2", "dsml-v4")
+}
+
+words = st.text(alphabet=st.sampled_from('ab "\\{}[]<=é京🙂'), max_size=12).map(lambda text: f"x{text}y")
+
+
+@given(
+    style=st.sampled_from(sorted(WRITTEN)),
+    parts=st.lists(st.one_of(words, st.tuples(words, st.integers(-99, 9999))), max_size=4),
+    cuts=st.one_of(st.none(), st.lists(st.integers(0, 400), max_size=8)),
+)
+def test_text_and_calls_in_any_order_come_through_any_stream(style, parts, cuts):
+    text = " ".join(part if isinstance(part, str) else WRITTEN[style](*part) for part in parts)
+    found = read(
+        AnswerForm.of_template(STYLES[style][0]).parser("", TOOLS),
+        text,
+        range(len(text)) if cuts is None else [min(cut, len(text)) for cut in cuts],
+    )
+    calls = [("get_weather", {"city": part[0], "days": part[1]}) for part in parts if not isinstance(part, str)]
+    spoken = [part for part in parts if isinstance(part, str)]
+    assert found[2] == calls
+    assert "".join(found[1].split()) == "".join("".join(spoken).split())
+
+
+QWEN = AnswerForm.of_template(STYLES["qwen3-coder"][0])
+BARE = STYLES["qwen3-coder"][1].removeprefix("<tool_call>\n")
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n</tool_call>", "\n</tool_call>\nDone </tool_call>."])
+def test_a_call_whose_opening_marker_was_forgotten_is_read(end):
+    text = f"Let me see.\n\n{BARE.removesuffix('</tool_call>').strip()}{end}"
+    said = "Let me see.Done </tool_call>." if "Done" in end else "Let me see."
+    for cut in range(len(text)):
+        assert read(QWEN.parser("", TOOLS), text, [cut]) == ("", said, [CALL]), cut
+    assert read(QWEN.parser("", TOOLS), text, range(len(text))) == ("", said, [CALL])
+
+
+def test_what_looks_like_a_call_of_no_tool_is_content():
+    for text in (
+        "Write <function=NAME> first.",
+        f"See: {BARE.replace('get_weather', 'other')} there",
+        "a <function=stop",
+    ):
+        assert read(QWEN.parser("", TOOLS), text, range(len(text))) == ("", text, [])
+        assert read(QWEN.parser("", {}), text, range(len(text))) == ("", text, [])
+
+
+MISTRAL = AnswerForm.of_template("[TOOL_CALLS] [INST]")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Kyōto 1", "days": 3}}]',
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Kyōto 1", "days": 3}, "id": "abcdef123"}]',
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Kyōto 1", "days": 3}',
+        '[TOOL_CALLS]get_weather[CALL_ID]abcdef123[ARGS]{"city": "Kyōto 1", "days": 3}',
+        '[TOOL_CALLS]get_weather{"city": "Kyōto 1", "days": 3}',
+    ],
+)
+def test_calls_that_nothing_closes_end_with_the_answer(call):
+    for cut in range(len(call)):
+        assert read(MISTRAL.parser("", TOOLS), f"Yes. {call}", [cut]) == ("", "Yes.", [CALL]), cut
+    twice = f"{call[:-1]}, {call.partition('[{')[2] and '{' + call.partition('[{')[2]}" if "[{" in call else call + call
+    parser = MISTRAL.parser("", TOOLS)
+    pieces = [*parser.push(twice), *parser.finish()]
+    assert [(piece.name, json.loads(piece.arguments)) for piece in pieces] == [CALL, CALL]
+    assert all(len(piece.id) == 9 and piece.id.isalnum() for piece in pieces)
+    assert ("abcdef123" in call) == (pieces[0].id == "abcdef123")
+
+
+def test_a_list_of_no_calls_is_content():
+    for text in ("[TOOL_CALLS] [1]", "[TOOL_CALLS] nothing", '[TOOL_CALLS] [{"name": 1}]', "[TOOL_CALLS]f[ARGS]{"):
+        assert read(MISTRAL.parser("", TOOLS), text, range(len(text))) == ("", text, [])
+
+
 @pytest.mark.parametrize("style", ["hermes", "qwen3-coder", "glm"])
 def test_several_calls_follow_each_other(style):
     template, call = STYLES[style]

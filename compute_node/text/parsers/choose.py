@@ -13,6 +13,7 @@ from compute_node.text.parsers.harmony import HARMONY, HarmonyParser
 from compute_node.text.parsers.hermes import HERMES
 from compute_node.text.parsers.kimi import KIMI
 from compute_node.text.parsers.minimax import MINIMAX
+from compute_node.text.parsers.mistral import MISTRAL
 from compute_node.text.parsers.pieces import OutputParser, PlainText, Tools
 from compute_node.text.parsers.qwen3_coder import QWEN3_CODER
 from compute_node.text.parsers.style import Style
@@ -31,6 +32,7 @@ _MARKS: Final = (
     ("<arg_key>", GLM),
     ("<function=", QWEN3_CODER),
     (HERMES.begin, HERMES),
+    (MISTRAL.begin, MISTRAL),
 )
 
 

@@ -1,4 +1,7 @@
-"""Qwen3-Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`."""
+"""Qwen3-Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
+
+Where it says something before a call, it often leaves `<tool_call>` out, and closes it nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +32,6 @@ def _read(block: str, tools: Tools) -> Sequence[ToolCall] | None:
     return calls or None
 
 
-QWEN3_CODER: Final = Style("qwen3-coder", "<tool_call>", "</tool_call>", _read)
+QWEN3_CODER: Final = Style(
+    "qwen3-coder", "<tool_call>", "</tool_call>", _read, bare="<function=", bare_end="</function>"
+)

@@ -19,9 +19,12 @@ class Style:
     Attributes:
         name: for people.
         begin: opens a block of calls.
-        end: closes it.
+        end: closes it; empty: the end of the answer does.
         read: the calls of a block's inside; None if it cannot be read.
         inner: further markers inside a block, which may be special tokens of the vocabulary.
+        bare: opens a call that stands without the markers, and belongs to it: models forget them. It is a call only if
+            its tool is offered.
+        bare_end: closes such a call, and belongs to it.
     """
 
     name: str
@@ -29,11 +32,13 @@ class Style:
     end: str
     read: Callable[[str, Tools], Sequence[ToolCall] | None]
     inner: tuple[str, ...] = ()
+    bare: str = ""
+    bare_end: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """All of them."""
-        return (self.begin, self.end, *self.inner)
+        return tuple(filter(None, (self.begin, self.end, *self.inner)))
 
 
 def between(text: str, begin: str, end: str) -> Iterator[str]:

@@ -43,6 +43,8 @@ class TaggedParser:
         self._part = _Part.REASONING if thinking else _Part.CONTENT
         self._held = ""
         self._block: list[str] = []
+        self._opened = ""  # what opened a block, and the space before it
+        self._closes_bare = False  # a marker that closes may follow a call that none has opened
         self._space = ""
         self._at_border = thinking
         self._answered = False
@@ -84,31 +86,49 @@ class TaggedParser:
             return (THOUGHT,)
         if self._part is _Part.CALLS:
             assert self._style is not None
-            return (self._style.end,)
+            ends = (self._style.end, self._style.bare_end if self._opens_bare else "")
+            return tuple(filter(None, ends))
         opening = (THINK,) if self._reasons and not self._answered else ()
-        return opening if self._style is None else (*opening, self._style.begin)
+        if self._style is None:
+            return opening
+        closing = self._style.end if self._closes_bare else ""
+        return tuple(filter(None, (*opening, self._style.begin, self._style.bare, closing)))
 
     def _turn(self, tag: str, pieces: list[Piece]) -> None:
         """From one part into the next."""
         if self._part is _Part.CALLS:
-            self._close(tag, pieces)
-        self._space = ""
-        self._at_border = True
-        if tag == THINK:
+            self._at_border = self._close(tag, pieces)
+            self._part = _Part.CONTENT
+            return
+        if self._part is _Part.CONTENT and tag != THINK:
+            if self._style is None or tag != self._style.end:
+                self._part, self._opened = _Part.CALLS, self._space + tag
+            self._closes_bare = False
+        elif tag == THINK:
             self._part, self._reasons = _Part.REASONING, False
-        elif self._part is _Part.CONTENT:
-            self._part = _Part.CALLS
         else:
             self._part = _Part.CONTENT
+        self._space = ""
+        self._at_border = True
 
-    def _close(self, tag: str, pieces: list[Piece]) -> None:
-        """Reads a block; what cannot be read was text that only looked like a call."""
+    def _close(self, tag: str, pieces: list[Piece]) -> bool:
+        """Reads a block; False if it cannot be read: then it was text that only looked like a call."""
         style = self._style
         assert style is not None
-        inside = "".join(self._block)
-        self._block = []
-        calls = style.read(inside, self._tools)
-        pieces += calls if calls is not None else [Content(f"{style.begin}{inside}{tag}")]
+        inside, self._block = "".join(self._block), []
+        whole, bare = f"{self._opened}{inside}{tag}", self._opens_bare
+        calls = style.read(whole if bare else inside, self._tools)
+        if calls is None or (bare and not all(call.name in self._tools for call in calls)):
+            pieces.append(Content(whole))
+            return False
+        self._closes_bare = bare and tag != style.end
+        pieces += calls
+        return True
+
+    @property
+    def _opens_bare(self) -> bool:
+        """Whether the block was opened by a call without its marker."""
+        return self._style is not None and self._style.bare != "" and self._opened.endswith(self._style.bare)
 
     def _say(self, text: str, pieces: list[Piece]) -> None:
         if not text:
@@ -122,7 +142,7 @@ class TaggedParser:
                 return
             self._at_border = False
         if self._part is _Part.CONTENT and text.strip():
-            self._answered = True
+            self._answered, self._closes_bare = True, False
         shown, self._space = self._space + text, ""
         if self._tags():
             # Space is held back, since it may stand before a tag.
