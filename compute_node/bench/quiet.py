@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 __all__ = ["Quiet", "alternating", "processor_seconds"]
 
-_MOST_FOREIGN: Final = 0.08
+_MOST_FOREIGN: Final = 0.1
 """Share of the cores' time that others may take before a run is void."""
 
 _IDLE_COLUMNS: Final = (3, 4)
