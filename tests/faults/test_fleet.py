@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import socket
@@ -270,8 +271,11 @@ def strangers_can_reach(pids):
 
 
 def descendants(pid):
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = dict(map(int, line.split()) for line in listing.splitlines())
+    """The process and all that hang on it."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            parents[int(status.parent.name)] = int(re.search(r"^PPid:\s+(\d+)$", status.read_text(), re.MULTILINE)[1])
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
