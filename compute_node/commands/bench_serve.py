@@ -118,8 +118,9 @@ def _embedded(
             found["http"] = measure_http(
                 folder / "store", expected, how=how, clients=counts, seconds=seconds, folder=folder, tell=tell
             )
+            rates = found["tokens_per_second"]
             found["http"]["share_of_engine"] = {
-                count: rate / found["tokens_per_second"][count]
+                count: rate / rates[count] if rates[count] else 0.0
                 for count, rate in found["http"]["tokens_per_second"].items()
             }
     return found
