@@ -20,6 +20,7 @@ from compute_node.server.chat import answer_chat
 from compute_node.server.chat_request import ChatRequest
 from compute_node.server.completions import CompletionRequest, Ids, answer_completion
 from compute_node.server.guard import ApiKeys, Guard, HostNames
+from compute_node.server.json_body import JsonRoute
 from compute_node.server.messages import answer_message, count_tokens
 from compute_node.server.messages_request import CountRequest, MessagesRequest
 from compute_node.server.metrics import NodeMetrics
@@ -109,6 +110,7 @@ def make_app(service: Service, rules: AccessRules) -> ASGIApp:
         responses=_RESPONSES,
         routes=[*page_routes()],
     )
+    app.router.route_class = JsonRoute
     _add_generation(app, service)
     _add_facts(app, service)
     _add_errors(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -13,6 +14,8 @@ from compute_node.server.problem import Problem
 __all__ = ["BodyLimit"]
 
 _CLOSE: Final = {"Connection": "close"}
+_UNHEARD: Final = 4
+"""So many times what a body may have is read of one that is too large, and thrown away."""
 
 
 class BodyLimit:
@@ -34,7 +37,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        announced = headers.get("content-length", "0")
         body = _Body(receive, self._max_bytes, asyncio.get_running_loop().time() + self._seconds, self._seconds)
         started = False
 
@@ -50,6 +54,8 @@ class BodyLimit:
         except Problem as problem:
             if started:
                 raise
+            if problem.status == 413 and "expect" not in headers:
+                await body.discard()
             await problem.response(scope["path"])(scope, receive, send)
 
 
@@ -84,8 +90,17 @@ class _Body:
                 raise self.too_large()
         return message
 
+    async def discard(self) -> None:
+        """Read on for a while: most clients listen only once they have sent everything."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._deadline):
+                while not self._whole and self._read <= _UNHEARD * self._max_bytes:
+                    message = await self._receive()
+                    self._read += len(message.get("body", b""))
+                    self._whole = not message.get("more_body", False)
+
     def too_large(self) -> Problem:
-        """The refusal; the connection ends with it, since what still comes is not read."""
+        """The refusal; the connection ends with it, since not all that still comes is read."""
         return Problem(
             413,
             f"the request's body is larger than {self._max_bytes} bytes; see --max-body",

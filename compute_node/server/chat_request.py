@@ -53,10 +53,10 @@ class Message(BaseModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[_Part], Field(max_length=1024)] | None = None
+    content: str | Annotated[list[_Part], Field(max_length=1024, fail_fast=True)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[_Call], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[_Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
@@ -105,13 +105,13 @@ class StreamOptions(BaseModel):
 class ChatRequest(SamplingFields):
     """The body of a request to /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None

@@ -31,7 +31,7 @@ _MAX_PROMPTS: Final = 64
 _LEAST_DEFAULT: Final = 16
 """Tokens of an answer where neither request nor operator says how many; OpenAI's default for this endpoint."""
 
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_PROMPT)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_PROMPT, fail_fast=True)]
 
 
 class CompletionRequest(SamplingFields):
@@ -40,8 +40,8 @@ class CompletionRequest(SamplingFields):
     prompt: (
         str
         | Ids
-        | Annotated[list[str], Field(min_length=1, max_length=_MAX_PROMPTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=_MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)]
     )
     max_tokens: Count | None = None
     stream_options: StreamOptions | None = None

@@ -28,10 +28,10 @@ class _Block(BaseModel):
     name: Annotated[str, Field(max_length=256)] | None = None
     input: dict[str, JsonValue] | None = None
     tool_use_id: Annotated[str, Field(max_length=256)] | None = None
-    content: str | Annotated[list[dict[str, JsonValue]], Field(max_length=1024)] | None = None
+    content: str | Annotated[list[dict[str, JsonValue]], Field(max_length=1024, fail_fast=True)] | None = None
 
 
-_Content = str | Annotated[list[_Block], Field(max_length=1024)]
+_Content = str | Annotated[list[_Block], Field(max_length=1024, fail_fast=True)]
 
 
 class _Message(BaseModel):
@@ -61,9 +61,9 @@ class CountRequest(BaseModel):
     """The body of a request to /v1/messages/count_tokens, and what /v1/messages shares with it."""
 
     model: Annotated[str, Field(max_length=256)]
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: _Content | None = None
-    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: _ToolChoice | None = None
     thinking: _Thinking | None = None
 
@@ -126,7 +126,7 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
-    stop_sequences: Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop_sequences: Annotated[list[Stop], Field(max_length=4, fail_fast=True)] | None = None
 
     def sampling(self) -> SamplingFields:
         """How to generate, in the fields that all requests share."""

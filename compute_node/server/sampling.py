@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from compute_node.engine.generate import GenerationParams
 from compute_node.engine.sampler import Sampling
@@ -16,12 +16,20 @@ __all__ = ["MAX_CHOICES", "Defaults", "SamplingFields"]
 
 MAX_CHOICES: Final = 16
 _MAX_STOPS: Final = 4
+_MAX_BIASES: Final = 1024
 _SEEDS: Final = 1 << 64
 _LEAST_TOP_P: Final = 1e-9
 
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _few_biases(given: Any) -> Any:
+    """Refuses too many before each of them is looked at."""
+    if isinstance(given, dict) and len(given) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} tokens can be biased, not {len(given)}")
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +63,15 @@ class SamplingFields(BaseModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool = False
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(max_length=16)], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=1024),
+            Field(max_length=_MAX_BIASES),
+            BeforeValidator(_few_biases),
         ]
         | None
     ) = None

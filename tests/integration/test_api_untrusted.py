@@ -153,6 +153,28 @@ def test_a_body_is_counted_as_it_is_read(server):
     assert rss_bytes() - before < 32 << 20
 
 
+def test_who_sends_too_much_hears_why(server):
+    body = b"x" * 3_000_000
+    with server.send("/v1/completions", body, headers=[f"Authorization: Bearer {KEY}"]) as connection:
+        assert read_all(connection).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_is_wrong_everywhere_is_refused_at_its_first_fault(server):
+    given = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    beginning = b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], '
+    before = rss_bytes()
+    for path, body in (
+        ("completions", b'{"prompt": [' + b"-1," * 300_000 + b"1]}"),
+        ("completions", b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d":900' % n for n in range(70_000)) + b"}}"),
+        ("chat/completions", beginning + b'"functions": [' + rb'"\ud800",' * 80_000 + b"1]}"),
+        ("chat/completions", beginning + b'"functions": [' + b"NaN," * 200_000 + b"1]}"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": [' + b"{}," * 300_000 + b"1]}]}"),
+    ):
+        answer = web.post(f"{server.url}/v1/{path}", content=body, headers=given)
+        assert answer.status_code == 400, answer.text
+    assert rss_bytes() - before < 96 << 20
+
+
 def test_a_head_without_end_is_refused(server):
     assert raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: " + b"y" * 100_000).startswith(b"HTTP/1.1 400")
     assert raw(server, b"\x16\x03\x01\x02\x00\x01" + b"\x00" * 600).startswith(b"HTTP/1.1 400")
@@ -170,6 +192,7 @@ def test_bodies_that_are_no_json_are_refused(server):
         b"\xff\xfe",
         b'{"seed": ' + b"9" * 9000 + b"}",
         b"null",
+        rb'{"prompt": "\ud800"}',
     ):
         answer = web.post(f"{server.url}/v1/completions", content=body, headers=given)
         assert answer.status_code == 400, body[:20]
