@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from tierd.devices import files
 from tierd.devices.device import Device, RecordRead
 from tierd.devices.drive import Drive as Member
 from tierd.devices.fault_plan import FaultPlan
@@ -285,7 +286,11 @@ class TestBufferedFileDevice(DeviceConformance):
         return FileDevice("nas", paths, loop_call, threads=3, direct=False)
 
 
-class TestFileDeviceWithOneThread(DeviceConformance):
+class TestFileDeviceWithOneThreadWhereOthersCheck(DeviceConformance):
+    @pytest.fixture(autouse=True)
+    def large_records(self, monkeypatch):
+        monkeypatch.setattr(files, "_CHECKED_IN_PLACE", 0)
+
     def make(self, paths, loop_call):
         return FileDevice("slow", paths, loop_call, threads=1)
 

@@ -138,7 +138,7 @@ class TestProbe:
         assert probe_drive(big.shard_paths, record_bytes=40 << 20).depth == 2
 
     @pytest.mark.parametrize(
-        ("wanted", "mebibytes", "begun"), [(8, 1, 16), (2, 1, 4), (8, 3, 12), (2, 19, 3), (2, 40, 2)]
+        ("wanted", "mebibytes", "begun"), [(8, 1, 16), (2, 1, 4), (8, 3, 16), (2, 19, 3), (2, 40, 2)]
     )
     def test_reads_are_in_hand_as_many_as_small_records_need_and_large_ones_allow(self, wanted, mebibytes, begun):
         assert with_some_in_hand(wanted, mebibytes << 20) == begun

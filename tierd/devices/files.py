@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FileDevice"]
 
+_CHECKED_IN_PLACE: Final = 4 << 20
+"""Bytes up to which the thread that read a record checks it, too: to wake another would cost about as much. A drive
+wants more than a few reads of such records at a time, and there are some in hand."""
 _CHECKERS: Final = 2
-"""Threads that check what was read. One keeps up with any drive; it may have to wait for a processor."""
+"""Threads that check larger records. One keeps up with any drive; it may have to wait for a processor."""
 _MEMORY_ALIGNMENT: Final = 512
 """What drives ask of an address; the arena's slots are aligned to 4096 and more."""
 _NO_MEMORY: Final = memoryview(b"")
@@ -72,7 +75,7 @@ class FileDevice:
             drive does not hold.
         loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`; called once for all
             reads that end before it does.
-        threads: reads at a time. Others check the records, so that the drive has the next read at once.
+        threads: reads at a time. Others check large records, so that the drive has the next read at once.
         direct: False reads through the page cache on purpose.
         close_timeout: seconds that `close` waits for reads that a drive does not answer.
         wrapper: stands around every transfer, below the checksum.
@@ -197,10 +200,10 @@ class FileDevice:
             if job.claim():
                 job.started = time.perf_counter()
                 error = self._outcome(self._move, job)
-                if error is None:
+                if error is None and job.read.nbytes > _CHECKED_IN_PLACE:
                     self._moved.put(job)
                 else:
-                    self._finish(job, error)
+                    self._finish(job, error or self._outcome(self._check, job))
             del job
 
     def _check_all(self) -> None:
