@@ -1,10 +1,11 @@
 """Compares what `tierd plan --trace --measured` predicts with what is then measured, on the embedded model.
 
-    python tests/bench/prediction.py [--rounds 3] [--tokens 96] [--bytes-per-second 2e7] [--out FILE]
+    python tests/bench/prediction.py [--rounds 3] [--tokens 40] [--bytes-per-second 5e6] [--out FILE]
 
 Runs at 10, 50 and 100 % of the experts in RAM are what the plan is given; those at 25 %, and those with a second drive,
-are what it has to predict. All of them alternate, without prefetch and history; of each arena the run of median speed
-counts. The drives are throttled, to a speed at which they matter for records this small; the second one is a mirror.
+are what it has to predict. All of them alternate, without prefetch and history; of each arena the fastest run counts,
+for what else goes on in a machine only slows. The drives are throttled, so that one of these small records takes as
+long, 10 ms, as 20 MB of a large model from a drive of 2 GB/s; the second one is a mirror.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -66,8 +66,8 @@ class Bench:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    tokens: Annotated[int, typer.Option(min=8, max=1024)] = 96,
-    bytes_per_second: Annotated[float, typer.Option(min=1e5, help="Of each drive.")] = 2e7,
+    tokens: Annotated[int, typer.Option(min=8, max=1024)] = 40,
+    bytes_per_second: Annotated[float, typer.Option(min=1e5, help="Of each drive.")] = 5e6,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
 ) -> None:
     """Measure, predict, print, and exit 1 if a prediction is off by more than 10 %."""
@@ -80,18 +80,18 @@ def main(
         for _ in range(rounds):
             for arena, mirrored in kinds:
                 runs[arena, mirrored].append(bench.run(arena, mirrored=mirrored))
-        middle = {kind: median_run(found) for kind, found in runs.items()}
+        fastest = {kind: max(found, key=speed) for kind, found in runs.items()}
         given = []
         for arena in GIVEN:
             path = folder / f"{arena}.json"
-            path.write_text(json.dumps(middle[arena, False]))
+            path.write_text(json.dumps(fastest[arena, False]))
             given += ["--measured", path]
         plan = bench.command("tierd", "plan", bench.store, "--trace", bench.trace, *given)
         sizes = {size["slots"]: size for size in plan["sizes"]}
         rows = []
-        for (arena, mirrored), run in middle.items():
+        for (arena, mirrored), run in fastest.items():
             key = "tokens_per_second_with_another_drive" if mirrored else "tokens_per_second"
-            predicted, measured = sizes[run["arena_slots"]][key], run["tokens_per_second"]
+            predicted, measured = sizes[run["arena_slots"]][key], speed(run)
             rows.append(
                 {
                     "arena": arena,
@@ -100,7 +100,7 @@ def main(
                     "predicted": predicted,
                     "measured": measured,
                     "off": predicted / measured - 1,
-                    "all": [one["tokens_per_second"] for one in runs[arena, mirrored]],
+                    "all": [speed(one) for one in runs[arena, mirrored]],
                 }
             )
     report = {"rows": rows, "node": plan["node"], "bandwidth": plan["bandwidth"], "tokens": tokens}
@@ -110,10 +110,9 @@ def main(
     sys.exit(any(abs(row["off"]) > WITHIN for row in rows if not row["given"]))
 
 
-def median_run(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run of median speed."""
-    middle = statistics.median_low(run["tokens_per_second"] for run in runs)
-    return next(run for run in runs if run["tokens_per_second"] == middle)
+def speed(run: dict[str, Any]) -> float:
+    """Tokens per second."""
+    return float(run["tokens_per_second"])
 
 
 if __name__ == "__main__":

@@ -32,18 +32,19 @@ def test_reads_of_a_layer_are_shared_by_the_drives():
 
 @given(st.floats(0.001, 1), st.floats(0, 0.1), st.floats(0, 0.1), st.integers(1, 3))
 def test_three_runs_say_what_computing_a_message_and_an_expert_take(compute, message, expert, drives):
-    speed = NodeSpeed(compute, message, expert)
+    speed = NodeSpeed(compute, message, expert, drives)
     runs = [run_of(speed, lacking, drives) for lacking in (LITTLE, HALF, MUCH)]
     found = fit_speed(runs, [LITTLE, HALF, MUCH], READ, drives)
-    assert found == NodeSpeed(*(pytest.approx(value, abs=1e-7) for value in (compute, message, expert)))
+    assert found == NodeSpeed(*(pytest.approx(value, abs=1e-7) for value in (compute, message, expert)), drives)
 
 
 @given(st.floats(0.001, 1), st.floats(0.0001, 0.1), st.integers(1, 3))
 def test_two_runs_say_it_where_a_message_costs_as_much_as_six_experts(compute, message, drives):
-    speed = NodeSpeed(compute, message, message / 6)
+    speed = NodeSpeed(compute, message, message / 6, drives)
     runs = [run_of(speed, lacking, drives) for lacking in (LITTLE, HALF)]
     found = fit_speed(runs, [LITTLE, HALF], READ, drives)
-    assert found == NodeSpeed(*(pytest.approx(value, abs=1e-7) for value in (compute, message, message / 6)))
+    wanted = (compute, message, message / 6)
+    assert found == NodeSpeed(*(pytest.approx(value, abs=1e-7) for value in wanted), drives)
 
 
 @pytest.mark.parametrize("lacking", [LITTLE, HALF])
@@ -76,6 +77,24 @@ def test_runs_that_contradict_each_other_still_give_a_time_above_zero():
 def test_reads_behind_computing_cost_nothing_but_never_less():
     assert NodeSpeed(0.02, -10 * READ, 0).step_seconds(LITTLE, READ, 1) == 0.02
     assert NodeSpeed(0.02, -2 * READ, 0).step_seconds(LITTLE, READ, 1) == pytest.approx(0.02 + READ)
+
+
+def test_a_layer_waits_for_the_slowest_of_drives_that_were_not_there_when_it_was_measured():
+    message, pair, four = 0.002, Lacking(1, {2: 1}), Lacking(1, {4: 1})
+    one, two = NodeSpeed(0.02, message, 0), NodeSpeed(0.02, message, 0, drives=2)
+    assert one.step_seconds(pair, READ, 1) == pytest.approx(0.02 + message + 2 * READ)
+    assert one.step_seconds(pair, READ, 2) == pytest.approx(0.02 + 1.5 * message + READ)
+    assert one.step_seconds(four, READ, 4) == pytest.approx(0.02 + (1 + 1 / 2 + 1 / 3 + 1 / 4) * message + READ)
+    assert two.step_seconds(pair, READ, 2) == pytest.approx(0.02 + message + READ)
+    assert two.step_seconds(four, READ, 4) == pytest.approx(0.02 + 25 / 18 * message + READ)
+
+
+@given(st.floats(-0.1, 1), st.floats(0, 0.1), st.integers(1, 3), st.integers(1, 5))
+def test_one_more_drive_is_never_foretold_to_be_slower(message, expert, measured, drives):
+    speed = NodeSpeed(0.02, message, expert, measured)
+    for lacking in (LITTLE, HALF, MUCH):
+        with_one_more = speed.step_seconds(lacking, READ, measured + drives)
+        assert with_one_more <= speed.step_seconds(lacking, READ, measured) + 1e-12
 
 
 GOOD = {

@@ -4,12 +4,16 @@ A decode step takes as long as a step with everything in RAM, and on top, for ea
 to the daemon, some work for each expert, and the reads, which go on at the same time on all drives:
 
     seconds = compute + sum over layers that lack experts of
-              max(0, message + lacking * expert + ceil(lacking / drives) * read)
+              max(0, message + lacking * expert + ceil(lacking / drives) * read + slowest)
 
 `read` is the size of a record over the bandwidth of one drive. The others come from runs of the node: of three or more
 runs by least squares over their seconds per step, of two with a fixed relation of `message` to `expert`, and of one by
 its own split into computing and waiting. `message` is below zero where a node computes on residents for longer than a
 message takes, and so hides a part of the reads.
+
+`slowest` is for drives that were not there in these runs. A layer waits for the slowest drive that reads for it; where
+what comes on top of reads varies as waits for a processor do (exponentially), the slowest of n takes
+1 + 1/2 + ... + 1/n times as long as one does. So `message` grows by that, but never by more than the reads save.
 """
 
 from __future__ import annotations
@@ -88,11 +92,13 @@ class NodeSpeed:
         compute_seconds: of a step with everything in RAM.
         message_seconds: of a layer that lacks experts.
         expert_seconds: of each expert that it lacks, beside its read.
+        drives: that it was measured with.
     """
 
     compute_seconds: float
     message_seconds: float
     expert_seconds: float
+    drives: int = 1
 
     def step_seconds(self, lacking: Lacking, read_seconds: float, drives: int) -> float:
         """Seconds of a decode step, on average.
@@ -103,11 +109,17 @@ class NodeSpeed:
             drives: of the same speed.
         """
         waits = sum(
-            max(0.0, self.message_seconds + missing * self.expert_seconds + ceil(missing / drives) * read_seconds)
-            * count
+            max(0.0, self._layer_seconds(missing, read_seconds, drives)) * count
             for missing, count in lacking.requests.items()
         )
         return self.compute_seconds + waits / lacking.steps
+
+    def _layer_seconds(self, missing: int, read_seconds: float, drives: int) -> float:
+        """Seconds that a layer waits which lacks so many experts, less what it computes meanwhile."""
+        reads, before = ceil(missing / drives), ceil(missing / self.drives)
+        more = _of_slowest(min(missing, drives)) / _of_slowest(min(missing, self.drives)) - 1
+        slowest = min(max(0.0, self.message_seconds * more), max(0, before - reads) * read_seconds)
+        return self.message_seconds + missing * self.expert_seconds + reads * read_seconds + slowest
 
 
 def load_run(path: Path, fingerprint: str) -> MeasuredRun:
@@ -154,7 +166,7 @@ def fit_speed(runs: Sequence[MeasuredRun], lacking: Sequence[Lacking], read_seco
     own_compute = float(np.mean([run.seconds - run.wait_seconds for run in runs]))
     found = _least_squares([ones, asked, experts], beside_reads, seconds)
     if found is not None and found[0] > 0 and min(found[1:]) >= -_NOTHING:
-        return NodeSpeed(found[0], max(0.0, found[1]), max(0.0, found[2]))
+        return NodeSpeed(found[0], max(0.0, found[1]), max(0.0, found[2]), drives)
     compute = message = share = 0.0
     for share in (1 / _EXPERTS_PER_MESSAGE, 0.0):  # with nothing for an expert where reads hide behind computing
         work = asked + share * experts
@@ -168,7 +180,12 @@ def fit_speed(runs: Sequence[MeasuredRun], lacking: Sequence[Lacking], read_seco
         compute, message = found
         if message >= 0:
             break
-    return NodeSpeed(compute, message, max(0.0, share * message))
+    return NodeSpeed(compute, message, max(0.0, share * message), drives)
+
+
+def _of_slowest(number: int) -> float:
+    """Mean of the greatest of so many exponential times, of which each has the mean 1."""
+    return sum(1 / n for n in range(1, number + 1))
 
 
 def _least_squares(columns: list[Values], wanted: Values, weights: Values) -> list[float] | None:
