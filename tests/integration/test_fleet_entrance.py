@@ -82,7 +82,7 @@ async def entrance(*nodes, **settings):
     """A client of an entrance that knows these nodes."""
     replica = EntranceReplica({"patience": 1.0, **settings}, [node.name for node in nodes], "tests")
     replica._book._addresses.update((node.name, node.address) for node in nodes)
-    replica._watching = asyncio.ensure_future(asyncio.sleep(0))  # nobody is there to be asked
+    replica._watching = asyncio.ensure_future(asyncio.Event().wait())  # nobody is there to be asked
     app = Starlette(routes=[Route("/{path:path}", replica.__call__, methods=["GET", "POST"])])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://entrance.test", timeout=LATER) as client:
@@ -90,6 +90,7 @@ async def entrance(*nodes, **settings):
         try:
             yield client
         finally:
+            replica._watching.cancel()
             await replica._client.aclose()
 
 
@@ -104,6 +105,22 @@ def body_for(name, names):
 
 async def post(client, body, path="/v1/completions"):
     return await client.post(path, content=body, headers={"content-type": "application/json", "authorization": "k"})
+
+
+async def test_nodes_are_looked_at_again_after_a_look_that_failed(monkeypatch):
+    begun = []
+
+    async def watch():
+        begun.append(1)  # and ends, as by an error
+
+    async with entrance() as client:
+        monkeypatch.setattr(client.replica._book, "watch", watch)
+        client.replica._watching.cancel()
+        client.replica._watching = None
+        for number in range(1, 4):
+            await client.get("/health")
+            await asyncio.sleep(0.01)
+            assert len(begun) == number
 
 
 @contextlib.asynccontextmanager

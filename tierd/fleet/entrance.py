@@ -72,7 +72,7 @@ class EntranceReplica:
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request, of whatever method and path."""
-        if self._watching is None:
+        if self._watching is None or self._watching.done():  # it ends by an error that nobody foresaw
             self._watching = asyncio.ensure_future(self._book.watch())
         path = request.url.path
         if path == "/health":
