@@ -21,7 +21,7 @@ class CancelWord:
     def __init__(self) -> None:
         word = np.zeros(1, np.int64)
         self.address = address_of(word)
-        self._word = memoryview(word)  # keeps the array, and is read with a fraction of its code
+        self._word = word.data  # keeps the array, and is read with a fraction of its code
 
     def __call__(self) -> bool:
         """Whether it is set."""

@@ -136,8 +136,8 @@ class Model:
         )
         self._program = adapt(program)
         self._batch = program.batch
-        self._head_cell = memoryview(self._program.head_index)
-        self._likeliest = memoryview(self._program.likeliest)
+        self._head_cell = self._program.head_index.data
+        self._likeliest = self._program.likeliest.data
         self._one_row = self._program.logits[:1]
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)

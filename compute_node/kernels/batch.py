@@ -35,9 +35,9 @@ class Batch:
             raise UsageError(f"a batch holds at least one row, not {max_rows}")
         self.max_rows = max_rows
         self.count = np.zeros(1, np.int64)
-        self._count = memoryview(self.count)
+        self._count = self.count.data
         self._columns = np.zeros((6, max_rows), np.int64)
-        self._cells = memoryview(self._columns.reshape(-1))[::max_rows]
+        self._cells = self._columns.reshape(-1).data[::max_rows]
         self.token_ids, self.positions, self.tables, self.limits, self.states_in, self.states_out = self._columns
 
     @property

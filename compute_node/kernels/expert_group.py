@@ -66,7 +66,7 @@ class Binding:
 
     def __init__(self) -> None:
         self.words = np.zeros(BINDING_WORDS, np.int64)
-        self._cells = memoryview(self.words)  # reads and writes single words with a fraction of numpy's code
+        self._cells = self.words.data  # reads and writes single words with a fraction of numpy's code
 
     def point(
         self, *, table: int, payload: int, slot_bytes: int, last_step: int, uses: int, step_word: int, in_use: int
