@@ -130,7 +130,7 @@ class DrawnHints:
         self._passed = -1
         # Of the experts that a layer lacks, wanted and other ones so far: others are named in proportion to the former.
         self._lacking = np.array([1.0, experts / routes.shape[2]])
-        self._chances: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._drawn: dict[tuple[int, int, int], NDArray[np.float64]] = {}
 
     @property
     def active(self) -> bool:
@@ -186,12 +186,7 @@ class DrawnHints:
         absent = self._source.absent(self._layers[place])
         if absent is None or not absent.any():
             return
-        position = (self._position + later) % len(self._routes)
-        wanted = np.zeros(self._experts, np.bool_)
-        wanted[self._routes[position, place]] = True
-        missing, others = absent & wanted, absent & ~wanted
-        self._lacking += missing.sum(), others.sum()
-        likely = self._drawn(named, missing, others, self._chance(position, place))
+        likely = np.where(absent, self._likely((self._position + later) % len(self._routes), place, named, absent), 0.0)
         said = np.flatnonzero(likely >= self.throttle.least)
         said = said[np.argsort(-likely[said], kind="stable")]
         self._said[place] = set(said.tolist())
@@ -200,29 +195,27 @@ class DrawnHints:
                 self._layers[place], said.tolist(), likely[said].tolist(), step=self._step + later, lead_seconds=lead
             )
 
-    def _drawn(
-        self,
-        named: Named,
-        missing: NDArray[np.bool_],
-        others: NDArray[np.bool_],
-        chance: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """How likely each expert is called, 0 where it is not named: float64 [experts]."""
-        called = np.array([*named.probabilities, 0.0])
-        right, wrong = np.cumsum(named.right), np.cumsum(named.wrong) * self._lacking[0] / self._lacking[1]
-        likely = np.where(others, called[np.searchsorted(wrong, chance)], 0.0)
-        hits = called[np.searchsorted(right, chance[missing])]
-        if self._right:
-            likely[missing] = hits
-        else:
-            instead = np.flatnonzero(others & (likely == 0))[: len(hits)]
-            likely[instead] = hits[: len(instead)]
-        return likely
+    def _likely(self, position: int, place: int, named: Named, absent: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """How likely each expert is called if it is missing, 0 where it is not named: float64 [experts].
 
-    def _chance(self, position: int, place: int) -> NDArray[np.float64]:
-        """A number from 0 to 1 for each expert: the same ones whenever this position comes again."""
-        key = (position, place)
-        if key not in self._chances:
-            generator = np.random.Generator(np.random.Philox(key=key))
-            self._chances[key] = generator.random(self._experts)
-        return self._chances[key]
+        It is the same whenever a position comes again: drawing takes longer than what a node does instead of it.
+        """
+        key = (position, place, id(named))
+        if key not in self._drawn:
+            wanted = np.zeros(self._experts, np.bool_)
+            wanted[self._routes[position, place]] = True
+            self._lacking += (absent & wanted).sum(), (absent & ~wanted).sum()
+            self._drawn[key] = self._draw(position, place, named, wanted)
+        return self._drawn[key]
+
+    def _draw(self, position: int, place: int, named: Named, wanted: NDArray[np.bool_]) -> NDArray[np.float64]:
+        generator = np.random.Generator(np.random.Philox(key=[position, place]))
+        chance = generator.random(self._experts)
+        called = np.array([*named.probabilities, 0.0])
+        share = self._lacking[0] / self._lacking[1]
+        wrong, right = called[np.searchsorted(np.cumsum(named.wrong) * share, chance)], np.cumsum(named.right)
+        if self._right:
+            return np.where(wanted, called[np.searchsorted(right, chance)], wrong)
+        # As many others are called what the missing ones would have been.
+        instead = called[np.searchsorted(right * share, generator.random(self._experts))]
+        return np.where(wanted, 0.0, np.maximum(wrong, instead))

@@ -46,7 +46,7 @@ def test_hints_as_good_as_measured_ones_hide_half_of_what_can_be_hidden(ratio: f
 
 
 def test_throttles_that_try_less_and_more_of_it_leave_most_of_the_gain() -> None:
-    off, on, hideable = compared(1.0, throttle=Throttle(), settling=5, rounds=6)
+    off, on, hideable = compared(1.0, throttle=Throttle(), settling=4, rounds=4)
     assert (off - on) / hideable >= 0.4
 
 

@@ -205,24 +205,26 @@ def test_behind_its_last_layer_a_step_hints_for_the_next_one_what_followed_its_t
     assert (41, 2) in said
 
 
-def test_layers_that_lack_nothing_are_looked_ahead_of_where_records_are_large(look):
+def test_layers_that_lack_only_what_was_hinted_are_looked_ahead_of_early_where_records_are_large(look):
     source = Source()
     node = hinting(source, look, record=1 << 20)
-    chosen = np.arange(TOP_K, dtype=np.int32)[None]
+    assert not hinting(source, look).everywhere
     node.begin([5], step=9, decode=True)
     assert node.everywhere
-    assert not hinting(source, look).everywhere
+    named = set(source.hints[0][2])
     source.hints.clear()
-    node.passing(0, chosen)
+    others = [expert for expert in range(EXPERTS) if expert not in named]
+    node.passing(0, np.array([others[:TOP_K]], np.int32))
     assert source.hints == []  # it will stop there
-    absent = np.ones(EXPERTS, np.bool_)
-    absent[:TOP_K] = False
-    source.absent = lambda _layer: absent
-    node.passing(0, chosen)
-    expected = [e for e in np.argsort(-logits_of(look, 2, look.residual[0]))[:TOP_K] if absent[e]]
+    node.passing(0, np.array([sorted(named)[:TOP_K]], np.int32))
+    expected = np.argsort(-logits_of(look, 2, look.residual[0]))[:TOP_K]
     ((step, layer, experts),) = source.hints
-    assert (step, layer) == (9, 2)
-    assert set(expected) <= set(experts)
+    assert (step, layer, set(experts[:TOP_K])) == (9, 2, set(expected.tolist()))
+    node.meanwhile(0, np.ones((1, HIDDEN), np.float32))
+    assert len(source.hints) == 1  # once is enough
+    source.missing = False
+    node.passing(2, np.array([others[:TOP_K]], np.int32))
+    assert len(source.hints) == 1  # nothing is absent
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -236,19 +238,25 @@ def test_drawn_hints_name_as_many_missing_experts_and_others_as_was_measured(rig
         source, LAYERS, EXPERTS, routes, Foreseen(named, Named((1.0,), (1.0,), (0.0,)), named),
         right=right, throttle=Throttle(fixed=True), lead_seconds=0.1,
     )  # fmt: skip
-    hits = {"next layer": [], "this token": [], "last token": []}
+    hits = {"this token": [], "next layer": [], "last token": []}
+
+    def heard(kind, layer, position):
+        for step, of, experts in source.hints:
+            if of == layer:
+                assert step == position
+                hits[kind] += [expert in routes[position, LAYERS.index(layer)] for expert in experts]
+        source.hints.clear()
+
     for position in range(299):
         hints.begin([0], step=position, decode=True)
-        hits["this token"] += [expert in routes[position, 0] for expert in source.hints[-2][2]]
+        heard("this token", 0, position)
         hints.meanwhile(0, np.zeros((1, HIDDEN), np.float32))
-        hits["next layer"] += [expert in routes[position, 1] for expert in source.hints[-1][2]]
+        heard("next layer", 2, position)
         hints.meanwhile(3, np.zeros((1, HIDDEN), np.float32))
-        step, layer, experts = source.hints[-2]
-        assert (step, layer) == (position + 1, 0)
-        hits["last token"] += [expert in routes[position + 1, 0] for expert in experts]
+        heard("last token", 0, position + 1)
         hints.end(0.1)
     missing = 299 * TOP_K
     assert sum(hits["this token"]) == right * missing
     for kind in ("next layer", "last token"):
         assert sum(hits[kind]) == pytest.approx(right * 0.8 * missing, rel=0.06)
-        assert len(hits[kind]) == pytest.approx(1.07 * missing, rel=0.06)
+        assert len(hits[kind]) == pytest.approx(1.07 * missing, rel=0.06 if right else 0.12)

@@ -293,7 +293,7 @@ class ReadingAhead:
         return self._residents.vacate(victim)
 
     def _spare(self, flat: int) -> bool:
-        return self._residents.idle(flat) and not self.uses.recent(flat)
+        return not self.uses.recent(flat) and self._residents.idle(flat)
 
     def _useless(self) -> int | None:
         """The prefetched expert of the least worth among those whose layer has passed without a use.
