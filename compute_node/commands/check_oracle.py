@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 from importlib import import_module
@@ -58,7 +59,7 @@ def check_oracle(
             if not isinstance(opened.model, Model):
                 raise UsageError(
                     "check-oracle is for native programs, and this model has none",
-                    hint=f"Use `tierd integrations transformers --check {folder}`.",
+                    hint=f"Use `tierd integrations transformers --check {shlex.quote(str(folder))}`.",
                 )
             result = compare(opened.model, reference)
             content = _describe(opened, opened.model, reference, result)

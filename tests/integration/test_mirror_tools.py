@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,18 @@ def flip(path, offset=-5000):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_a_plan_says_to_type_does_what_it_planned(store, run, tmp_path):
+    """Also where names have blanks and shards lie elsewhere."""
+    (tmp_path / "more shards").mkdir()
+    (store.path / SHARDS[1]).rename(tmp_path / "more shards" / SHARDS[1])
+    options = ["--also", tmp_path / "more shards", "--reserve", "2MB", "--budget", 2**30]
+    told = run("mirror", "plan", store.path, tmp_path / "the copy", *options).stdout
+    program, *typed = shlex.split(told.rpartition("to do it: ")[2])
+    assert program == "tierd"
+    assert run(*typed).exit_code == 0
+    assert all((tmp_path / "the copy" / name).exists() for name in SHARDS)
 
 
 def same_files(store, folder, *more):

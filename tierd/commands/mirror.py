@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +55,7 @@ Daemon = Annotated[
 ]
 Rate = Annotated[str | None, typer.Option(help="Bytes per second at most, such as 200MB.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+_RESERVE = "1GB"
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +75,7 @@ def plan(
     directory: Directory,
     *,
     budget: Budget = None,
-    reserve: Reserve = "1GB",
+    reserve: Reserve = _RESERVE,
     history: History = None,
     also: Also = None,
     as_json: Json = False,
@@ -85,7 +87,10 @@ def plan(
         print(json.dumps(_plan_table(opened, directory, planned), indent=1))
         return
     _tell_plan(planned, directory)
-    print(f"to do it: tierd mirror stage {store} {directory}" + (f" --budget {budget}" if budget else ""))
+    given = {"--budget": budget, "--reserve": reserve if reserve != _RESERVE else None, "--history": history}
+    options = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    options += [word for path in also or () for word in ("--also", str(path))]
+    print(f"to do it: {shlex.join(['tierd', 'mirror', 'stage', str(store), str(directory), *options])}")
 
 
 def stage(
@@ -93,7 +98,7 @@ def stage(
     directory: Directory,
     *,
     budget: Budget = None,
-    reserve: Reserve = "1GB",
+    reserve: Reserve = _RESERVE,
     history: History = None,
     also: Also = None,
     rate: Rate = None,
@@ -126,7 +131,8 @@ def stage(
             f"({format_bytes(report.bytes_copied)}), {len(report.kept)} were there already"
         )
         if report.ok and report.copied:
-            print(f"  for a daemon that runs already: tierd mirror add {store} {directory}")
+            command = shlex.join(["tierd", "mirror", "add", str(store), str(directory)])
+            print(f"  for a daemon that runs already: {command}")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -271,7 +277,7 @@ def _tell_report(report: MirrorReport, more: dict[str, Any], *, as_json: bool) -
             f"{format_bytes(report.bytes_present)} in {report.mirror}{read}{free}"
         )
         if report.problems or report.unfinished:
-            print(f"  to mend it: tierd mirror stage {report.store} {report.mirror}")
+            print(f"  to mend it: {shlex.join(['tierd', 'mirror', 'stage', report.store, report.mirror])}")
     if not report.ok:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +96,8 @@ def _scrub_directory(
         if report.replaced:
             print("  a running daemon takes up what was replaced when the mirror is removed and added again")
         if report.problems and not repair:
-            print(f"  to repair it: tierd scrub --repair {directory}" + ("" if sources else " --from DIR"))
+            command = shlex.join(["tierd", "scrub", "--repair", str(directory)])
+            print(f"  to repair it: {command}" + ("" if sources else " --from DIR"))
     if not report.ok:
         raise typer.Exit(1)
 

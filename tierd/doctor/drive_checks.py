@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -54,7 +55,7 @@ def check_mirror(
 ) -> list[Check]:
     """Which shards of a mirror will be read, and why others will not; with `deep`, every byte of them."""
     name = "mirror"
-    stage = f"tierd mirror stage {store.path} {directory}"
+    stage = shlex.join(["tierd", "mirror", "stage", str(store.path), str(directory)])
     if not directory.is_dir():
         return [Check(name, Status.PROBLEM, "there is no such directory", f"Mount the drive, or make it: {stage}")]
     checks: list[Check] = []

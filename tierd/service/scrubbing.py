@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -179,12 +180,13 @@ class Scrubber:
 
     def _found(self, drive: str, number: int, path: Path, piece: Piece | None, problem: Problem) -> None:
         """On the loop: say it, and let reads of the record prefer other drives."""
+        command = f"tierd scrub {shlex.quote(str(path.parent))} --repair --from DIR"
         _log.warning(
             "scrub found a bad copy",
             drive=drive,
             path=str(path),
             problem=str(problem),
-            advice=f"To repair the copy: tierd scrub {path.parent} --repair --from DIR, with a good copy in DIR.",
+            advice=f"To repair the copy: {command}, with a good copy in DIR.",
         )
         if piece is None or piece.layer is None or piece.expert is None:
             return
