@@ -158,3 +158,23 @@ def test_a_crowd_decodes_in_one_native_step_and_changes_no_bit(store, tokens):
         together = model.forward(last, positions, places, phase=Phase.DECODE, logits_of=range(20))
         assert source.asked == asked
         assert np.array_equal(together, np.stack(alone))
+
+
+def test_a_step_that_is_watched_comes_by_every_layer_before_its_experts_and_gives_the_same_bits(store, tokens):
+    source, seen = Counted(store), []
+    first = decode(source, tokens, threads=1)
+    with Model(source, ModelOptions(context=64, threads=1)) as model:
+        begin = model._steps.begin
+
+        def watched(rows, **how):
+            routes = model.program.route_indices
+            begin(rows, **how | {"passing": lambda layer: seen.append((layer, routes[0].tolist()))})
+
+        model._steps.begin = watched
+        asked, sequence = source.asked, model.cache.take()
+        again = np.stack([model.extend(sequence, [token], phase=Phase.DECODE)[0] for token in tokens])
+    assert np.array_equal(again, first)
+    assert source.asked == asked
+    layers = [entry.layer for entry in store.geometry.layers]
+    assert [layer for layer, _ in seen] == layers * len(tokens)
+    assert all(len(set(routes)) == store.geometry.top_k for _, routes in seen)

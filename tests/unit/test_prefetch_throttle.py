@@ -26,6 +26,12 @@ def test_it_stays_up_where_speculation_pays():
     assert levels.count(TOP) > 0.8 * len(levels)
 
 
+def test_a_trial_that_is_clear_ends_early_and_one_that_is_not_goes_on():
+    clear = run(Throttle(), 90, lambda level: 2.0 if level == 0 else 1.0, noise=0.2)
+    unclear = run(Throttle(), 90, lambda level: 1.05 if level == 0 else 1.0, noise=0.2)
+    assert (clear.count(0), unclear.count(0)) == (16, 32)
+
+
 def test_it_goes_down_to_off_where_speculation_costs_and_hardly_tries_again():
     throttle = Throttle()
     levels = run(throttle, 6000, lambda level: 1.0 + 0.2 * level, noise=0.1)

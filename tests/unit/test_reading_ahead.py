@@ -255,6 +255,21 @@ def test_off_drops_every_guess():
     assert (hand.drive.asked, counts(hand)) == ([], {"issued": 2, "throttled": 2})
 
 
+def test_hints_that_never_come_true_are_soon_not_followed_any_more():
+    hand = BrokerByHand(slots=30, most=4, layers=2, prefetch=PrefetchOptions(throttle=Throttle(3, fixed=True)))
+    session = hand.session()
+    read = []
+    for step in range(40):
+        before = len(hand.drive.asked)
+        session.hint(8 + step % 8, step=step, probabilities=(0.9,))
+        read.append(len(hand.drive.asked) > before)
+        hand.drive.land(*hand.drive.held)
+        session.ask(step % 4, layer=1, step=step)
+        hand.drive.land(*hand.drive.held)
+    assert read[0]
+    assert not any(read[-10:])
+
+
 def test_what_requests_wait_reaches_the_throttle_once_per_token():
     throttle = Throttle()
     told = []

@@ -115,9 +115,9 @@ class Throttle:
         if self._windows % 2 or self._windows < 2 * _LEAST_PAIRS:
             return False
         base, trial = (np.asarray(self._costs[trying]) for trying in (False, True))
-        difference = abs(float(base.mean() - trial.mean()))
+        means = float(base.mean()), float(trial.mean())
         error = float(np.sqrt(base.var() / len(base) + trial.var() / len(trial)))
-        return difference > max(_CLEAR * max(base.mean(), trial.mean()), _CLEAR_ERRORS * error)
+        return abs(means[0] - means[1]) > max(_CLEAR * max(means), _CLEAR_ERRORS * error)
 
     def _decide(self) -> None:
         base, trial = (_trimmed_mean(self._costs[trying]) for trying in (False, True))
