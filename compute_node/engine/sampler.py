@@ -158,7 +158,8 @@ def _restrict(
 
 def _draw(logits: NDArray[np.float32], position: int, sampling: Sampling) -> int:
     best = np.float64(logits.max())
-    scaled = (logits.astype(np.float64) - best) / sampling.temperature
+    with np.errstate(over="ignore"):  # by a temperature near zero: minus infinity is as good
+        scaled = (logits.astype(np.float64) - best) / sampling.temperature
     candidates = np.flatnonzero(scaled > -_CUT)
     if 0 < sampling.top_k < candidates.size:
         threshold = np.partition(scaled[candidates], -sampling.top_k)[-sampling.top_k]

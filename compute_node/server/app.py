@@ -208,7 +208,9 @@ def _add_errors(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
+        # Of a value that may be of several kinds, the kind that fits furthest is meant.
+        errors = error.errors()
+        first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
         place = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
         if first["type"] == "json_invalid":

@@ -50,11 +50,18 @@ class Grammars:
         """
         # `x-guidance` would let the schema change how it is compiled.
         plain = {key: value for key, value in schema.items() if key != "x-guidance"}
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(plain), overrides=_FORM)
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(plain), overrides=_FORM)
+        except ValueError as error:  # numbers beyond its own
+            raise UsageError(f"the JSON schema cannot be followed: {_one_line(str(error))}") from None
         limits = llguidance.LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._words(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise UsageError(f"the JSON schema cannot be followed: {_first_line(matcher.get_error())}")
+            raise UsageError(f"the JSON schema cannot be followed: {_one_line(matcher.get_error())}")
+        trial = matcher.deep_copy()
+        trial.compute_bitmask()
+        if trial.is_error():
+            raise UsageError(f"no answer can follow the JSON schema: {_one_line(trial.get_error())}")
         return CompiledGrammar(matcher, self._vocabulary, self._stop_tokens)
 
     def _words(self) -> llguidance.LLTokenizer:
@@ -132,7 +139,7 @@ class _Follower:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise TierdError(f"the answer's grammar failed: {_first_line(self._matcher.get_error())}")
+            raise TierdError(f"the answer's grammar failed: {_one_line(self._matcher.get_error())}")
 
 
 class _Words:
@@ -157,5 +164,5 @@ class _Words:
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), special_tokens=False)
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -207,6 +207,11 @@ def test_broken_json_is_told_with_its_place(server):
     assert error["param"] is None
 
 
+def test_of_a_value_that_may_be_of_several_kinds_the_fault_of_the_likeliest_is_told(server):
+    error = ask(server, body=SHORT | {"prompt": [1, -1]}).json()["error"]
+    assert error["message"].endswith(".1: Input should be greater than or equal to 0")
+
+
 def test_a_body_of_another_type_is_told_what_is_missing(server):
     answer = web.post(f"{server.url}/v1/completions", data={"prompt": "It"}, headers={"x-api-key": KEY})
     assert answer.status_code == 400

@@ -162,10 +162,12 @@ def test_a_property_may_bear_the_name_of_a_keyword():
         {"$ref": "#/$defs/missing"},
         {"type": "string", "pattern": "(" * 50},
         {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "integer", "minimum": 10**400},
+        {"$defs": {"itself": {"anyOf": [{"$ref": "#/$defs/itself"}]}}, "$ref": "#/$defs/itself"},
     ],
 )
 def test_schemas_that_cannot_be_followed_are_refused(grammars, schema):
-    with pytest.raises(UsageError, match="cannot be followed"):
+    with pytest.raises(UsageError, match=r"cannot be followed|no answer can follow"):
         grammars.compile(check_schema(schema, name="the schema"))
 
 

@@ -49,6 +49,7 @@ def test_draws_follow_the_probabilities():
 
 def test_temperature_sharpens():
     values = logits(0, 1)
+    assert set(draws(values, temperature=5e-324)) == {1}
     assert sum(draws(values, temperature=0.2)) > sum(draws(values)) > sum(draws(values, temperature=5.0))
 
 
