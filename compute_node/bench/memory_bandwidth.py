@@ -19,11 +19,18 @@ from tierd.store.checksums import sha256
 from tierd.store.reading import huge_page_buffer
 from tierd.store.writing import write_atomic
 
-__all__ = ["machine_key", "measure_bandwidth", "memory_bandwidth", "remeasured_bandwidth", "spare_memory"]
+__all__ = [
+    "cache_bytes",
+    "machine_key",
+    "measure_bandwidth",
+    "memory_bandwidth",
+    "remeasured_bandwidth",
+    "spare_memory",
+]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SECONDS: Final = 0.15
-_LEAST_BYTES, _MOST_BYTES = 32 << 20, 128 << 20
+_LEAST_BYTES, _MOST_BYTES = 32 << 20, 1 << 30
 _MEMORY_SHARE: Final = 8
 """No more than one part in so many of the memory that is available is taken, for this moment."""
 _LEAST_RATE, _MOST_RATE = 1e8, 1e14
@@ -135,12 +142,26 @@ def _load(file: Path) -> _Known | None:
 
 
 def _bytes_to_read() -> int:
-    """Four times the last-level cache, within bounds and within what memory has to spare; whole pages."""
-    try:
-        cache_bytes = os.sysconf("SC_LEVEL3_CACHE_SIZE")
-    except (ValueError, OSError):
-        cache_bytes = 0
-    return min(max(4 * cache_bytes, 2 * _LEAST_BYTES), _MOST_BYTES, spare_memory() // _MEMORY_SHARE) // 4096 * 4096
+    """Four times the last-level caches, within bounds and within what memory has to spare; whole pages."""
+    wanted = max(4 * cache_bytes(), 2 * _LEAST_BYTES)
+    return min(wanted, _MOST_BYTES, spare_memory() // _MEMORY_SHARE) // 4096 * 4096
+
+
+def cache_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Bytes of all caches of the third level together; large processors have one for every few cores.
+
+    Args:
+        root: where the kernel describes processors.
+    """
+    found = {}
+    for folder in root.glob("cpu[0-9]*/cache/index3"):
+        try:
+            size, cores = ((folder / name).read_text(encoding="ascii").strip() for name in ("size", "shared_cpu_list"))
+        except (OSError, ValueError):
+            continue
+        if size.endswith("K") and size[:-1].isdigit():
+            found[cores] = int(size[:-1]) << 10
+    return sum(found.values())
 
 
 def spare_memory() -> int:

@@ -166,5 +166,16 @@ def test_spare_memory_is_the_least_of_host_and_control_groups(monkeypatch):
     assert bandwidth.spare_memory() == 0
 
 
+def test_each_cache_of_a_processor_counts_once(tmp_path):
+    for number, (size, cores) in enumerate([("32768K", "0-1"), ("32768K", "0-1"), ("16384K", "2"), ("odd", "3")]):
+        folder = tmp_path / f"cpu{number}" / "cache" / "index3"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+        (folder / "shared_cpu_list").write_text(f"{cores}\n")
+    (tmp_path / "cpu9/cache/index3").mkdir(parents=True)
+    assert bandwidth.cache_bytes(tmp_path) == 48 << 20
+    assert bandwidth.cache_bytes(tmp_path / "nowhere") == 0
+
+
 def test_plain_reading_is_timed():
     assert 1e8 < bandwidth.measure_bandwidth(2, 1 << 20, seconds=0.001) < 1e14
