@@ -31,7 +31,9 @@ FAR: Final[OptionTable] = {
     ],
     "worker": Annotated[
         list[str] | None,
-        typer.Option("--worker", metavar="HOST:PORT[=WEIGHT]", help="A worker of a far daemon's store. Repeatable."),
+        typer.Option(
+            "--worker", metavar="HOST:PORT[=WEIGHT]", help="A worker of a far daemon's store. Repeat it for more."
+        ),
     ],
     "worker_seconds": Annotated[
         float | None,

@@ -31,7 +31,9 @@ def generate(
         str | None, typer.Option("-p", "--prompt", envvar="TIERD_NODE_PROMPT", help="Text to continue.")
     ] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File with the text to continue.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string. Repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this string. Repeat it for more.")
+    ] = None,
     given: Given,
     seed: options.Seed = None,
     config: options.Config = None,

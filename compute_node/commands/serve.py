@@ -40,7 +40,9 @@ API: Final[OptionTable] = {
     "model_name": Annotated[
         list[str] | None,
         typer.Option(
-            "--model-name", rich_help_panel=_CLIENTS, help="Name of the model for clients. Repeat. Default: STORE's."
+            "--model-name",
+            rich_help_panel=_CLIENTS,
+            help="Name of the model for clients. Repeat it for more. Default: STORE's.",
         ),
     ],
     "api_key": Annotated[
@@ -66,13 +68,16 @@ API: Final[OptionTable] = {
             "--allowed-host",
             rich_help_panel=_CLIENTS,
             metavar="NAME",
-            help="Further name of this server, such as a proxy's. Repeat.",
+            help="Further name of this server, such as a proxy's. Repeat it for more.",
         ),
     ],
     "cors": Annotated[
         list[str] | None,
         typer.Option(
-            "--cors", rich_help_panel=_CLIENTS, metavar="ORIGIN", help="Site whose pages may use the API. Repeat."
+            "--cors",
+            rich_help_panel=_CLIENTS,
+            metavar="ORIGIN",
+            help="Site whose pages may use the API. Repeat it for more.",
         ),
     ],
     "max_body": Annotated[

@@ -71,7 +71,7 @@ def plan(
         list[Path] | None,
         typer.Option(
             help="What compute-node generate STORE --json printed, on this host, of a text like the trace's; with "
-            "--trace it predicts tokens/s. Best are two, with little and with much RAM. Repeatable."
+            "--trace it predicts tokens/s. Best are two, with little and with much RAM. Repeat it for more."
         ),
     ] = None,
     max_sessions: Annotated[int, typer.Option(min=1, max=4096, help="Compute nodes at once, as for serve.")] = 64,
