@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
-from tierd.addresses import parse_address, parse_target
+from tierd.addresses import MAX_SOCKET_PATH, parse_address, parse_target
 from tierd.errors import DaemonUnavailable, UsageError
 
 
@@ -41,6 +44,15 @@ def test_a_list_that_cannot_be_right_is_refused_by_its_option(text):
 def test_nobody_listens_on_several(text):
     with pytest.raises(UsageError):
         parse_address(text, option="--listen")
+
+
+def test_a_socket_path_is_as_long_as_the_kernel_takes_and_no_longer(folder):
+    path = folder / ("x" * (MAX_SOCKET_PATH - len(os.fsencode(folder)) - 1))
+    address = parse_address(f"unix:{path}", option="--listen")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address.path))
+    with pytest.raises(UsageError, match=r"--listen.*longer than the 107 bytes"):
+        parse_address(f"unix:{path}y", option="--listen")
 
 
 def test_an_address_may_stand_in_a_file_and_change(tmp_path):

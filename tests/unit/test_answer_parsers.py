@@ -256,16 +256,19 @@ def test_parameters_without_quotes_are_read_as_their_schema_says():
         "properties": {
             "text": {"type": "string"},
             "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
             "flag": {"type": "boolean"},
             "list": {"type": "array"},
             "unit": {"enum": ["1", "2"]},
         },
     }
-    values = {"text": "12", "maybe": "null", "flag": "True", "list": "[1, 2]", "unit": "1", "unknown": "7"}
+    values = {
+        "text": "12", "maybe": "null", "either": "3", "flag": "True", "list": "[1, 2]", "unit": "1", "unknown": "7",
+    }  # fmt: skip
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     parser = AnswerForm.of_template("<tool_call><function=").parser("", {"f": schema})
     ((_, arguments),) = read(parser, f"<tool_call><function=f>\n{body}</function></tool_call>")[2]
-    assert arguments == {"text": "12", "maybe": None, "flag": True, "list": [1, 2], "unit": "1", "unknown": "7"}
+    assert arguments == values | {"maybe": None, "flag": True, "list": [1, 2]}
 
 
 def test_kimis_own_names_of_calls_are_kept():
