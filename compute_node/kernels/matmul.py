@@ -183,11 +183,14 @@ def matmul_kernel(args: int, lo: int, hi: int) -> None:
     ahead = (AHEAD_BYTES + 4 * stride - 1) // (4 * stride) * 4 * stride
     block = max(1, BLOCK_BYTES // (4 * stride)) * 4
     most = 4 if x_stride <= ROW_BYTES else 2
+    if _taken(rows, most, _whole(kind)) == rows:  # they pass once
+        block = max(block, hi - lo)
     weights = (m[DATA], m[DATA_STRIDE], m[SCALES], m[SCALES_STRIDE], m[SCALES_SHIFT], m[COLS])
     for first in range(lo, hi, block):
-        span = (first, min(first + block, hi), ahead)
+        end = min(first + block, hi)
         row = 0
         while row < rows:
+            span = (first, end, ahead if row == 0 else 0)  # later rows find the weights in a cache
             taken = _taken(rows - row, most, _whole(kind))
             x0, y0 = _place(x, x_stride, x_index, row), _place(y, y_stride, y_index, row)
             if taken == 1:
@@ -205,7 +208,7 @@ def matmul_kernel(args: int, lo: int, hi: int) -> None:
                         _walk(kind, weights, span, (x0, x1, x2, x3), (y0, y1, y2, y3))
             row += taken
         for row in range(rows):
-            _finish(m, first, span[1], _place(y, y_stride, y_index, row))
+            _finish(m, first, end, _place(y, y_stride, y_index, row))
 
 
 def kernel_kind(op: str, numerics: str, weight_format: str) -> int:

@@ -7,7 +7,7 @@ that a weight is loaded and unpacked once for all activation rows, and nothing i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
@@ -18,7 +18,7 @@ from compute_node.kernels import lanes
 from compute_node.kernels.block_dots import block_float4, block_float8, block_int4
 from compute_node.kernels.block_integer_dots import fast_float4, fast_small_int4
 from compute_node.kernels.dots import Builder, Dots, flat_bf16, flat_f32, flat_int8, grouped_int4, pointers, tile_of
-from compute_node.kernels.integer_dots import fast_int4, fast_int8
+from compute_node.kernels.integer_dots import fast_int4, fast_int8, fast_int8_wide, widened
 from compute_node.kernels.lanes import F32, I8, I64
 
 __all__ = [
@@ -35,15 +35,26 @@ __all__ = [
     "walk_small_int4",
 ]
 
+_WORTH_WIDENING: Final = 3
+"""Activation rows from which it pays to widen them, and the weights with them."""
 
-def _walk(dots: Dots) -> Callable[..., Any]:
-    """The body of an intrinsic that leaves the dot products of a span of weight rows in rows of outputs."""
+_WIDE: Final = fast_int8_wide if lanes.has_feature("avx2") and not lanes.has_feature("avx512vnni") else None
+
+
+def _walk(dots: Dots, wide: Dots | None = None) -> Callable[..., Any]:
+    """The body of an intrinsic that leaves the dot products of a span of weight rows in rows of outputs.
+
+    Args:
+        dots: of a few weight rows.
+        wide: what is used in its place for three or four rows, which are widened first.
+    """
 
     def generate(context: Any, builder: Builder, _signature: Any, arguments: Any) -> Any:
         weights, span = (cgutils.unpack_tuple(builder, value) for value in arguments[:2])
         x, y = (pointers(builder, value) for value in arguments[2:])
         data, step, scales, scales_step, shift, cols = weights
         first, end, ahead = span
+        before = widened(builder, x, cols) if wide is not None and len(x) >= _WORTH_WIDENING else None
         size = tile_of(len(x))
         last = builder.sub(end, ir.Constant(I64, 1))
         tiles = builder.udiv(builder.add(builder.sub(last, first), ir.Constant(I64, size)), ir.Constant(I64, size))
@@ -60,7 +71,11 @@ def _walk(dots: Dots) -> Callable[..., Any]:
                 outputs.append(builder.select(inside, place, last))
             w = [row_of(data, step, o) for o in outputs]
             s = [row_of(scales, scales_step, builder.lshr(o, shift)) for o in outputs]
-            totals = dots(builder, w, s, x, cols, lanes.offset(builder, w[0], ahead))
+            after = lanes.offset(builder, w[0], ahead)
+            if wide is not None and before is not None:
+                totals = wide(builder, w, before, x, cols, after)
+            else:
+                totals = dots(builder, w, s, x, cols, after)
             for number, total in enumerate(totals):
                 row, place = divmod(number, size)
                 typed = builder.bitcast(y[row], F32.as_pointer())
@@ -123,7 +138,7 @@ def walk_small_int4(_typing: Any, weights: Any, span: Any, x: Any, y: Any) -> An
 @intrinsic
 def walk_fast_int8(_typing: Any, weights: Any, span: Any, x: Any, y: Any) -> Any:
     """The same for int8 weights with quantised rows, before the row's scale."""
-    return types.void(weights, span, x, y), _walk(fast_int8)
+    return types.void(weights, span, x, y), _walk(fast_int8, _WIDE)
 
 
 @intrinsic
