@@ -1,5 +1,21 @@
-"""`python -m tierd` is the `tierd` command."""
+"""`python -m tierd`, and the `tierd` command."""
 
-from tierd.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; an interruption ends it without a traceback while it is being imported, too."""
+    try:
+        from tierd.cli import main as run  # noqa: PLC0415 - see above
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
