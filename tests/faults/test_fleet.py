@@ -23,7 +23,7 @@ from far import Certificates, token_file
 
 pytest.importorskip("ray", reason="needs Ray")
 
-ANSWER_SECONDS = 100.0
+ANSWER_SECONDS = 200.0
 SOAK_SECONDS = 180.0
 CLIENTS = 3
 PAUSE_SECONDS = 0.1
@@ -50,6 +50,7 @@ settings = {{ threads = 1, context = 160, experts = "worker", store_cache = "0",
 [entrance]
 http = "127.0.0.1:{port}"
 on = {{ entrance = 1 }}
+patience = 150
 {protection}
 """
 PROTECTION = """
@@ -204,7 +205,7 @@ class Load:
     def more(self, count=6):
         """Wait until so many more were answered rightly."""
         wanted = self.right + count
-        eventually(lambda: self.right >= wanted or self.errors, 2 * ANSWER_SECONDS)
+        eventually(lambda: self.right >= wanted or self.errors, ANSWER_SECONDS)
 
     def _run(self, number):
         with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
