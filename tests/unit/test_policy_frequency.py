@@ -66,6 +66,18 @@ def test_a_use_loses_half_its_weight_in_a_half_life():
     assert [leave(policy) for _ in range(3)] == [2, 3, 1]
 
 
+def test_rates_are_recalled_as_they_were_and_one_use_in_each_step_is_a_rate_of_one():
+    policy = DecayedFrequency(half_life=8)
+    rates = np.array([0.0, 0.25, 2.0])
+    policy.recall(rates)
+    assert [policy.worth(expert) for expert in range(3)] == pytest.approx(rates)
+    policy.inserted(0)
+    for step in range(300):
+        policy.visit(1, step, 0, prefill=False)
+        policy.used(0)
+    assert policy.worth(0) == pytest.approx(1)
+
+
 def leave(policy):
     victim = policy.victim(anyone)
     policy.removed(victim)
