@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import importlib
+import io
 import locale
 import os
 import select
@@ -97,6 +98,8 @@ def _line_editor() -> bool:
         return False
     if "libedit" in (readline.__doc__ or ""):
         return False
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused with its message, not at once
     # Python turns this off for its own prompt.
     readline.parse_and_bind("set enable-bracketed-paste on")
     return True

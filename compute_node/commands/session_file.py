@@ -46,7 +46,7 @@ class SessionFile:
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path = path
-        self.rows_path = path.with_name(f"{path.name}.kv")
+        self.rows_path = path.parent / f"{path.name}.kv"
         self._fingerprint = fingerprint
 
     def load(self) -> SavedConversation | None:

@@ -102,7 +102,7 @@ def test_a_paste_of_many_lines_is_one_message(plain):
     reading = "r = LineReader()\nwhile m := r.message(): print(ascii(m))"
     program = f"from compute_node.commands.line_reader import LineReader\n{reading}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0"} if plain else {"LC_ALL": "C.UTF-8"}
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0"} if plain else {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"}
     ours, theirs = pty.openpty()
     shown = bytearray()
 
@@ -131,6 +131,9 @@ def test_a_paste_of_many_lines_is_one_message(plain):
         eventually(lambda: ascii(text).encode() in read() and prompted())
         os.write(ours, b"next\n" if plain else b"next\r")
         eventually(lambda: b"'next'" in read() and prompted())
+        if not plain:
+            os.write(ours, b"\xff\r")
+            eventually(lambda: rb"'\udcff'" in read() and prompted())
         os.write(ours, b"\x04")
         assert eventually(lambda: read() and child.poll() is not None)
         assert child.returncode == 0
