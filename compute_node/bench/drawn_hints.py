@@ -9,6 +9,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from compute_node.prediction.hinting import LOOKED_ON_STEPS
+from tierd.prefetch.hint_trust import HintTrust
 from tierd.prefetch.throttle import Throttle
 
 __all__ = ["MEASURED", "DrawnHints", "Foreseen", "Named"]
@@ -99,9 +101,6 @@ class DrawnHints:
         lead_seconds: from one layer to the next, as it is told.
     """
 
-    everywhere = True
-    """Layers that lack nothing are looked ahead of, too."""
-
     def __init__(
         self,
         source: HintSource,
@@ -126,16 +125,23 @@ class DrawnHints:
         self._position = -1
         self._step = 0
         self._done = False
-        self._said: dict[int, set[int]] = {}  # by place, the experts that were hinted last
+        self._said: list[Sequence[int]] = [()] * len(self._layers)  # by place, the experts that were hinted last
         self._passed = -1
+        self._lacked = 0  # the last step that lacked something
+        self._trust = HintTrust()
         # Of the experts that a layer lacks, wanted and other ones so far: others are named in proportion to the former.
         self._lacking = np.array([1.0, experts / routes.shape[2]])
-        self._drawn: dict[tuple[int, int, int], NDArray[np.float64]] = {}
+        self._drawn: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
 
     @property
     def active(self) -> bool:
         """Whether this step is one to be looked ahead of."""
         return self.throttle.level > 0
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether that goes for its layers that lack nothing, too: not where nothing ever lacks."""
+        return self.active and self._step - self._lacked <= LOOKED_ON_STEPS
 
     def restart(self, position: int = 0) -> None:
         """The next step is at this position of the text."""
@@ -148,20 +154,23 @@ class DrawnHints:
         self._step = step
         self._done = False
         self._passed = -1
-        self._said.clear()
+        self._said = [()] * len(self._layers)
         if self.active:
             for place in range(min(_FIRST_LAYERS, len(self._layers))):
                 self._hint(place, self._foreseen.this_token, self._lead * (place + 1))
 
     def passing(self, layer: int, routes: NDArray[np.int32]) -> None:
         """Hint before a layer is computed that lacks nothing but what was hinted."""
-        absent, place = self._source.absent(layer), self._places[layer]
-        if absent is not None and self._said.get(place, set()).issuperset(routes[absent[routes]].tolist()):
+        absent, place, chosen = self._source.absent(layer), self._places[layer], routes.ravel().tolist()
+        if absent is not None and not any(absent[expert] and expert not in self._said[place] for expert in chosen):
+            self._trust.reached(self._step, place, chosen)
             self._passed = place
             self._look_ahead(place)
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
-        """Nothing is learned here."""
+        """The step stops because something is missing: learn how far guesses come true, as a node does."""
+        self._lacked = self._step
+        self._trust.reached(self._step, self._places[layer], routes.ravel().tolist())
 
     def meanwhile(self, layer: int, known: NDArray[np.float32]) -> None:
         """Hint where the step waits."""
@@ -186,17 +195,19 @@ class DrawnHints:
         absent = self._source.absent(self._layers[place])
         if absent is None or not absent.any():
             return
-        likely = np.where(absent, self._likely((self._position + later) % len(self._routes), place, named, absent), 0.0)
-        said = np.flatnonzero(likely >= self.throttle.least)
-        said = said[np.argsort(-likely[said], kind="stable")]
-        self._said[place] = set(said.tolist())
-        if said.size:
-            self._source.hint(
-                self._layers[place], said.tolist(), likely[said].tolist(), step=self._step + later, lead_seconds=lead
-            )
+        position, least = (self._position + later) % len(self._routes), self.throttle.least
+        likely = self._likely(position, place, named, absent)
+        said = [(expert, p) for expert, p in likely if p >= least and absent[expert]]
+        if not said:
+            return
+        experts, probabilities = map(list, zip(*said, strict=True))
+        if self._trust.hint(self._step + later, place, experts, probabilities)[0] >= least:
+            self._lacked = self._step
+            self._said[place] = experts
+            self._source.hint(self._layers[place], experts, probabilities, step=self._step + later, lead_seconds=lead)
 
-    def _likely(self, position: int, place: int, named: Named, absent: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """How likely each expert is called if it is missing, 0 where it is not named: float64 [experts].
+    def _likely(self, position: int, place: int, named: Named, absent: NDArray[np.bool_]) -> list[tuple[int, float]]:
+        """The experts that are named if they are missing, and how likely they are called, the likeliest first.
 
         It is the same whenever a position comes again: drawing takes longer than what a node does instead of it.
         """
@@ -205,10 +216,13 @@ class DrawnHints:
             wanted = np.zeros(self._experts, np.bool_)
             wanted[self._routes[position, place]] = True
             self._lacking += (absent & wanted).sum(), (absent & ~wanted).sum()
-            self._drawn[key] = self._draw(position, place, named, wanted)
+            likely = self._draw(position, place, named, wanted)
+            order = np.argsort(-likely, kind="stable")[: np.count_nonzero(likely)]
+            self._drawn[key] = list(zip(order.tolist(), likely[order].tolist(), strict=True))
         return self._drawn[key]
 
     def _draw(self, position: int, place: int, named: Named, wanted: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """How likely each expert is called if it is missing, 0 where it is not named: float64 [experts]."""
         generator = np.random.Generator(np.random.Philox(key=[position, place]))
         chance = generator.random(self._experts)
         called = np.array([*named.probabilities, 0.0])

@@ -30,7 +30,7 @@ from tierd.policy.token_table import TokenTable
 from tierd.prefetch.throttle import Throttle
 from tierd.store.geometry import Geometry
 
-__all__ = ["Hinting", "StepHints"]
+__all__ = ["LOOKED_ON_STEPS", "Hinting", "StepHints"]
 
 F32 = NDArray[np.float32]
 
@@ -38,9 +38,11 @@ _FIRST_LAYERS: Final = 2
 """Layers that are guessed from a token alone, the step's own or the last: no state of an earlier layer tells more."""
 _MOST_PER_CHOSEN: Final = 2
 _SMOOTHING: Final = 1 / 16
-_PASSING_BYTES: Final = 1 << 20
-"""Of a record, from which on layers are looked ahead of that do not wait: it takes half a millisecond to read, and
-looking ahead some tenths of one."""
+_PASSING_BYTES: Final = 2 << 20
+"""Of a record, from which on layers are looked ahead of that do not wait: it takes a millisecond to read, and looking
+ahead some tenths of one."""
+LOOKED_ON_STEPS: Final = 4
+"""Steps for which that goes on after the last one that lacked something."""
 _NOTHING: Final[frozenset[int]] = frozenset()
 _GENEROUS: Final = 2.0
 """A layer is told to begin so many times later than the last ones did: what the daemon drops too early is lost."""
@@ -116,6 +118,7 @@ class Hinting:
         self._unknown = np.zeros((LOOK_AHEAD_ROWS, geometry.hidden_size), np.float32)
         self._said: dict[int, frozenset[int]] = {}  # by place, the experts that were hinted last
         self._passed = -1  # place of the layer that was looked ahead of before it was computed
+        self._lacked = 0  # the last step that lacked something
         self._layers = [entry.layer for entry in geometry.layers]
         self._places = {layer: place for place, layer in enumerate(self._layers)}
         experts = [entry.experts for entry in geometry.layers]
@@ -140,7 +143,7 @@ class Hinting:
     @property
     def everywhere(self) -> bool:
         """Whether that goes for its layers that lack nothing, too."""
-        return bool(self._rows) and self._large
+        return bool(self._rows) and self._large and self._step - self._lacked <= LOOKED_ON_STEPS
 
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
@@ -164,19 +167,24 @@ class Hinting:
         place, absent = self._places[layer], self._source.absent(layer)
         if absent is None:
             return
-        wanted = routes[routes >= 0]
-        if self._said.get(place, _NOTHING).issuperset(wanted[absent[wanted]].tolist()):
-            self.at(layer, routes)
+        said = self._said.get(place, _NOTHING)
+        if not any(absent[expert] and expert not in said for expert in routes.ravel().tolist() if expert >= 0):
+            self._learn_from(place, routes)
             self._passed = place
             self._look_ahead(place, self._unknown[: len(self._rows)])
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a layer: int32 [rows, top_k] experts that it wants of it."""
+        place = self._places[layer]
         if self._many:
-            self._union.learn(self._places[layer], routes)
-        place, now = self._places[layer], self._clock()
-        if not self._rows or place == self._passed:
-            return
+            self._union.learn(place, routes)
+        if self._rows:
+            self._lacked = self._step
+            if place != self._passed:
+                self._learn_from(place, routes)
+
+    def _learn_from(self, place: int, routes: NDArray[np.int32]) -> None:
+        now = self._clock()
         if self._stopped is not None and place > self._stopped[0]:
             took = (now - self._stopped[1]) / (place - self._stopped[0])
             self._interval += (took - self._interval) * (_SMOOTHING if self._interval else 1.0)
@@ -285,6 +293,7 @@ class Hinting:
             return False
         likely = likely[np.argsort(-wanted[likely])][:most]
         self._said[place] = frozenset(likely.tolist())
+        self._lacked = self._step
         self._source.hint(
             self._layers[place],
             likely.tolist(),

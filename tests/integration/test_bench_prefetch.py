@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from inside import commands
 
+from compute_node.bench import prefetch_speed
 from compute_node.bench.geometries import GEOMETRIES, BenchGeometry, geometry_named
 from compute_node.bench.prefetch_recall import measure_recall
 from compute_node.commands import bench_prefetch
@@ -28,7 +29,8 @@ def _tiny(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_runs_with_and_without_hints_are_compared_on_a_throttled_drive():
+def test_runs_with_and_without_hints_are_compared_on_a_throttled_drive(monkeypatch):
+    monkeypatch.setattr(prefetch_speed, "_SETTLING", 1)
     run = commands(bench_prefetch)(
         "--no-recall", "--no-embedded", "--geometry", "tiny", "--layers", 3, "--tokens", 6, "--rounds", 2,
         "--cases", "1", "--json",

@@ -40,7 +40,7 @@ def compared(
 
 
 @pytest.mark.parametrize(("ratio", "least"), [(0.5, 0.6), (1.0, 0.45), (2.0, 0.5)])
-def test_hints_as_good_as_measured_ones_hide_half_of_what_can_be_hidden(ratio: float, least: float) -> None:
+def test_hints_as_good_as_measured_ones_hide_about_half_of_what_can_be_hidden(ratio: float, least: float) -> None:
     off, on, hideable = compared(ratio)
     assert (off - on) / hideable >= least
 

@@ -207,7 +207,7 @@ def test_behind_its_last_layer_a_step_hints_for_the_next_one_what_followed_its_t
 
 def test_layers_that_lack_only_what_was_hinted_are_looked_ahead_of_early_where_records_are_large(look):
     source = Source()
-    node = hinting(source, look, record=1 << 20)
+    node = hinting(source, look, record=1 << 21)
     assert not hinting(source, look).everywhere
     node.begin([5], step=9, decode=True)
     assert node.everywhere
@@ -225,6 +225,8 @@ def test_layers_that_lack_only_what_was_hinted_are_looked_ahead_of_early_where_r
     source.missing = False
     node.passing(2, np.array([others[:TOP_K]], np.int32))
     assert len(source.hints) == 1  # nothing is absent
+    node.begin([5], step=14, decode=True)
+    assert not node.everywhere  # for some steps nothing was
 
 
 @pytest.mark.parametrize("right", [True, False])
