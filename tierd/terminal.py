@@ -5,6 +5,7 @@ Text is UTF-8 end to end, whatever the locale says.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import os
@@ -43,9 +44,12 @@ def settle_streams() -> None:
 def explain_unexpected(error: Exception) -> tuple[str, str]:
     """Message and hint for an error that no command foresaw: the system's word, or else a defect of the program."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, ""
+        hint = "Allow more of them: ulimit -n, or LimitNOFILE= of its unit." if error.errno == errno.EMFILE else ""
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, hint
     if isinstance(error, MemoryError):
         return "there is no memory left", ""
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return "no thread can be started", "See ulimit -u and -v, and TasksMax= and MemoryMax= of its unit."
     return (
         f"unexpected {type(error).__name__}: {error}",
         "This is a defect; --traceback before the command shows where.",

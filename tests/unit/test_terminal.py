@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 
 import typer
@@ -10,7 +11,7 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from tierd.sizes import format_count, format_share
-from tierd.terminal import join_help_lines, show, show_hanging
+from tierd.terminal import explain_unexpected, join_help_lines, show, show_hanging
 
 
 def test_counts_and_shares_are_written_as_people_do():
@@ -69,3 +70,12 @@ def test_help_wraps_at_the_width_alone(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert "A line that ends here and goes on." in CliRunner().invoke(app, ["first", "--help"]).output
     assert "And a paragraph." in CliRunner().invoke(app, ["group", "second", "--help"]).output
+
+
+def test_what_a_host_lacks_is_no_defect():
+    assert explain_unexpected(OSError(errno.ENOSPC, "No space left on device"))[0] == "No space left on device"
+    message, hint = explain_unexpected(OSError(errno.EMFILE, "Too many open files", "/nvme/store"))
+    assert message == "/nvme/store: Too many open files"
+    assert "ulimit -n" in hint
+    assert "TasksMax=" in explain_unexpected(RuntimeError("can't start new thread"))[1]
+    assert "defect" in explain_unexpected(RuntimeError("of ours"))[1]
