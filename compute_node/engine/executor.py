@@ -50,7 +50,8 @@ def _stop(block: NDArray[np.int64], workers: list[threading.Thread], owner: int)
 class Executor:
     """Persistent native threads that run segments together with the calling thread.
 
-    Between segments a worker spins for 50 us at most and then sleeps, so that an idle executor uses no processor.
+    Between segments a worker spins for 50 us, leaves its core to others between looks for a millisecond, and then
+    sleeps, so that an idle executor uses no processor.
     `run` and `run_reference` give the same bits for any number of threads. One caller at a time runs; others wait.
 
     Attributes:
@@ -116,7 +117,8 @@ class Executor:
         """
         end = len(segment.ops) if until is None else until
         with self._lock:
-            self._check()
+            if self._closed or self._owner != os.getpid():
+                self._check()
             begun = time.monotonic()
             done = run_loop.run_table(self._address, segment.address, first, end, self.threads)
             ended = time.monotonic()

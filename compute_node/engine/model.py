@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,12 @@ from compute_node.engine.cancel import CancelWord
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
 from compute_node.engine.kv_cache import KVCache, Sequence
+from compute_node.engine.model_options import DEFAULT_CONTEXT, EXECUTIONS, ModelOptions
 from compute_node.engine.step import StepRunner
 from compute_node.engine.step_times import StepTimes
 from compute_node.engine.weights import Weights
 from compute_node.kernels import NUMERICS, quantises
+from compute_node.kernels.pages import PAGE
 from compute_node.models.config_reader import parse_config
 from compute_node.models.decoder import build_program
 from compute_node.models.decoder_config import check_geometry
@@ -35,40 +36,8 @@ from tierd.policy.token_table import TokenTable
 
 __all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe"]
 
-DEFAULT_CONTEXT: Final = 4096
-
-EXECUTIONS: Final = ("fused", "layers", "ops")
-"""How a step is run: in one native call where no expert is missing, one call per layer, or one call per op."""
-
 Cancelled = Callable[[], bool]
 Observe = Callable[[int, NDArray[np.int32], NDArray[np.float32]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """How a model is run; nothing but the numerics changes a bit of its logits.
-
-    Attributes:
-        numerics: `exact`, or `fast`: activations as signed bytes wherever weights are quantised; see `kernels.matmul`.
-        execution: one of `EXECUTIONS`; for tests and comparisons.
-        context: most tokens of a sequence; None: what the checkpoint was made for, at most `DEFAULT_CONTEXT`.
-        sequences: how many sequences have a place in the KV cache.
-        kv_cache: most bytes of the KV cache; None: what `sequences` full contexts take, at most a quarter of RAM.
-        threads: native threads; None: the cores that this process may use.
-        rows: most tokens of one step; longer prompts are computed in chunks of this size.
-        head_rows: most rows whose logits are computed together.
-        prefetch: tell the daemon what will probably be wanted: one of `step_hints.PREFETCH`.
-    """
-
-    numerics: str = "exact"
-    execution: str = "fused"
-    context: int | None = None
-    sequences: int = 1
-    kv_cache: int | None = None
-    threads: int | None = None
-    rows: int = 64
-    head_rows: int = 8
-    prefetch: str = "off"
 
 
 class Model:
@@ -136,6 +105,8 @@ class Model:
         )
         self._program = adapt(program)
         self._batch = program.batch
+        self._recurrent = layout.recurrent
+        self._head_rows = -1
         self._head_cell = self._program.head_index.data
         self._likeliest = self._program.likeliest.data
         self._one_row = self._program.logits[:1]
@@ -242,8 +213,9 @@ class Model:
         count, start = len(tokens), len(sequence.tokens)
         if not 0 < count <= self.rows:
             raise LimitExceeded(f"a step of {count} tokens is outside 1 to {self.rows}")
-        sequence.require(count)
-        if not self.cache.reserve(sequence, count):
+        if start + count > sequence.context:
+            sequence.require(count)
+        if start + count > sequence.pages * PAGE and not self.cache.reserve(sequence, count):
             raise LimitExceeded(
                 f"the KV cache has no room for {count} more tokens: other sequences hold its pages",
                 hint="Use a larger --kv-cache.",
@@ -294,26 +266,31 @@ class Model:
             As `extend`; the logits stand until the next step. `likeliest` then says which are the largest.
         """
         program, times, stats, rows = self._program, self.times, self.source.stats, len(tokens)
-        for token in (min(tokens), max(tokens)):
+        for token in tokens if rows == 1 else (min(tokens), max(tokens)):
             if not 0 <= token < self.config.vocab_size:
                 raise LimitExceeded(f"token id {token} is outside the vocabulary of {self.config.vocab_size} tokens")
         begun, waited = time.perf_counter(), stats.wait_seconds
         try:
-            self._place(tokens, positions, sequences)
-            self._choose(logits_of)
             if cancelled is not None and cancelled():
                 return None
-            awake = self.hinting is not None or not self._foresight.asleep
-            meanwhile, passing = self._look_out(tokens, positions, sequences, phase) if awake else (None, None)
             cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
-            self._steps.begin(
-                rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel, passing=passing
-            )
-            while (layer := self._steps.run()) is not None:
+            awake = self.hinting is not None or not self._foresight.asleep
+            self._place(tokens, positions, sequences)
+            self._choose(logits_of)
+            if awake or observe is not None:
+                meanwhile, passing = self._look_out(tokens, positions, sequences, phase) if awake else (None, None)
+                self._steps.begin(
+                    rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel, passing=passing
+                )
+                layer = self._steps.run()
+            else:
+                meanwhile, layer = None, self._steps.run_unseen(rows, times.steps, phase, cancel)
+            while layer is not None:
                 if cancelled is not None and cancelled():
                     return None
                 self._stop_at(layer, program.route_indices[:rows], unwanted)
                 self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe, meanwhile=meanwhile)
+                layer = self._steps.run()
             if awake:
                 self._look_back(phase, begun)
             return self._logits(logits_of)
@@ -356,7 +333,8 @@ class Model:
         """Makes these the live rows, each at its place in the KV cache."""
         if len(tokens) == 1:
             one = sequences[0]
-            self._batch.set_one(tokens[0], positions[0], one.address, one.limit, one.state_in, one.state_out)
+            states = (one.state_in, one.state_out) if self._recurrent else (0, 0)
+            self._batch.set_one(tokens[0], positions[0], one.address, one.pages * PAGE, *states)
             return
         self._batch.set(
             tokens,
@@ -369,13 +347,15 @@ class Model:
 
     def _choose(self, rows: Listing[int]) -> None:
         """Makes the first of these the rows that go through the LM head, as many as it takes."""
-        head, count = self._program.head_batch, len(rows)
+        program, count = self._program, len(rows)
         if count == 1:
             self._head_cell[0] = rows[0]
         else:
-            count = min(count, head.max_rows)
-            self._program.head_index[:count] = rows[:count]
-        head.set_rows(count)
+            count = min(count, program.head_batch.max_rows)
+            program.head_index[:count] = rows[:count]
+        if count != self._head_rows:
+            program.head_batch.set_rows(count)
+            self._head_rows = count
 
     def _logits(self, rows: Listing[int]) -> NDArray[np.float32]:
         """The logits of the rows; those that did not fit the step's own run of the head are computed now."""

@@ -89,6 +89,8 @@ class StepRunner:
         ops += program.body[-1].ops
         ops += program.head.ops
         self.segment = Segment("step", ops)
+        self._ops = len(ops)
+        self._most = self._prompt_rows if self._fuses else 0
 
     def begin(
         self,
@@ -116,13 +118,36 @@ class StepRunner:
         self._position = 0
         self._step, self._phase, self._cancel, self._passing = step, phase, cancel, passing
 
+    def run_unseen(self, rows: int, step: int, phase: Phase, cancel: int) -> int | None:
+        """`begin` and `run` of a step that nobody looks into, with as little Python as there can be.
+
+        After a native run the processor's caches hold weights, and whatever Python touches comes from memory anew: a
+        line costs five times what it costs in a loop of its own.
+        """
+        direct, bound = self._source.direct, self._bound
+        if rows > self._most or direct is None or bound[0] is not direct or bound[1] is not phase:
+            self.begin(rows, step=step, phase=phase, observed=False, cancel=cancel)
+            return self.run()
+        self._binding.set_step(step, cancel)
+        done = self._executor.run(self.segment)
+        used, layers, discarded = self._binding.take()
+        if layers or discarded:
+            self.experts_used += used
+            self._source.note_direct(used, layers=layers, discarded=discarded)
+        if done == self._ops:
+            return None
+        position = self._halts[done]
+        self._native, self._position, self._passing = True, position + 1, None
+        self._step, self._phase, self._cancel = step, phase, cancel
+        return self._program.expert_layers[position]
+
     def run(self) -> int | None:
         """Runs on to the next layer whose experts the caller has to bring before it calls again; None at the end."""
         program, position = self._program, self._position
         if self._native and self._bind():
             done = self._run_native(position)
             self._note()
-            if done == len(self.segment.ops):
+            if done == self._ops:
                 return None
             position = self._halts[done]
         else:

@@ -47,6 +47,12 @@ threads that meet a hundred times a token are several times slower than one as s
 _AHEAD_LINES: Final = 128
 """Cache lines of the next op's weights that a thread asks for when it has done its part of an op."""
 _SPIN_NANOSECONDS: Final = 50_000
+_YIELD_NANOSECONDS: Final = 1_000_000
+"""How long a worker looks for the next run before it sleeps, leaving its core to whoever wants it between looks.
+
+A core that nobody uses falls asleep with it. In a virtual machine waking it takes a good part of a millisecond, while
+Python needs a few tenths of one between two steps.
+"""
 _SPINS_BEFORE_YIELD: Final = 2000
 
 
@@ -189,14 +195,18 @@ def run_table(block: int, table: int, first: int, ops: int, threads: int) -> Any
 
 @njit("int64(int64, int64)", nogil=True, cache=True)
 def _next(block: int, seen: int) -> Any:
-    """Waits for another generation than `seen`: spins for 50 us at most, then sleeps."""
-    deadline = nanoseconds() + _SPIN_NANOSECONDS
+    """Waits for another generation than `seen`: spins for 50 us, yields for a millisecond, then sleeps."""
+    begun = nanoseconds()
     while True:
         generation = atomic_load(block + GENERATION)
         if generation != seen:
             return generation
-        if nanoseconds() < deadline:
+        waited = nanoseconds() - begun
+        if waited < _SPIN_NANOSECONDS:
             pause()
+            continue
+        if waited < _YIELD_NANOSECONDS:
+            sched_yield()
             continue
         # Counted as a sleeper first and looked again after: the caller raises the generation before it counts.
         atomic_add(block + SLEEPERS, 1)

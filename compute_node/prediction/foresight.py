@@ -28,6 +28,9 @@ class Foresight:
     Args:
         geometry: of the store.
         max_bytes: bound on the memory of the token tables.
+
+    Attributes:
+        asleep: nothing has been waited for in a long time: a step need not begin and end here, only say where it stops.
     """
 
     def __init__(self, geometry: Geometry, *, max_bytes: int = 64 << 20) -> None:
@@ -40,12 +43,8 @@ class Foresight:
         self._seen: dict[int, NDArray[np.int32]] = {}  # place of a layer -> its routes
         self._passed = 0
         self._quiet = 0
+        self.asleep = False
         self._last: dict[int, tuple[int, int]] = {}  # sequence -> position and token of its last row
-
-    @property
-    def asleep(self) -> bool:
-        """Nothing has been waited for in a long time: a step need not begin and end here, only say where it stops."""
-        return self._quiet > _QUIET_STEPS
 
     @property
     def table(self) -> TokenTable:
@@ -71,6 +70,7 @@ class Foresight:
         self._seen.clear()
         self._passed = 0
         self._quiet += 1
+        self.asleep = self._quiet > _QUIET_STEPS
         if self._memory is None:
             return
         self._rows = list(zip(tokens, positions, sequences, strict=True))
@@ -80,7 +80,7 @@ class Foresight:
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a model layer, whose experts it may have to wait for: int32 [rows, top_k] numbers."""
-        self._quiet = 0
+        self._quiet, self.asleep = 0, False
         if self._memory is None:
             return
         place = self._places[layer]
