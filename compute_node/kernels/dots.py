@@ -117,6 +117,7 @@ class LaneSums:
 def _flat(
     element: Any,
     widen: Widen | None,
+    asks: bool,
     builder: Builder,
     w: list[Any],
     _scales: list[Any],
@@ -124,7 +125,10 @@ def _flat(
     cols: Any,
     after: Any,
 ) -> list[Any]:
-    """Dot products where one weight is one element of memory, before the row's scale."""
+    """Dot products where one weight is one element of memory, before the row's scale.
+
+    Rows of two bytes and more to a weight are found by the processor itself: asking for them took 8 % more time.
+    """
     size = 4 if element == F32 else element.width // 8
     sums = LaneSums(builder, len(x), len(w))
 
@@ -139,7 +143,8 @@ def _flat(
     with cgutils.for_range(builder, builder.udiv(cols, ir.Constant(I64, LANES))) as loop:
         at_w = builder.mul(loop.index, ir.Constant(I64, LANES * size))
         at_x = builder.mul(loop.index, ir.Constant(I64, LANES * 4))
-        prefetch_lines(builder, after, loop.index, -(-LANES * size * len(w) // LINE))
+        if asks:
+            prefetch_lines(builder, after, loop.index, -(-LANES * size * len(w) // LINE))
         step([lanes.offset(builder, p, at_w) for p in w], [lanes.offset(builder, p, at_x) for p in x])
     tail = builder.urem(cols, ir.Constant(I64, LANES))
     with builder.if_then(builder.icmp_unsigned("!=", tail, ir.Constant(I64, 0)), likely=False):
@@ -229,9 +234,9 @@ def pointers(builder: Builder, addresses: Any) -> list[Any]:
     return [builder.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(builder, addresses)]
 
 
-flat_f32: Final[Dots] = partial(_flat, F32, None)
-flat_bf16: Final[Dots] = partial(_flat, I16, _bf16)
-flat_int8: Final[Dots] = partial(_flat, I8, _int8)
+flat_f32: Final[Dots] = partial(_flat, F32, None, False)
+flat_bf16: Final[Dots] = partial(_flat, I16, _bf16, False)
+flat_int8: Final[Dots] = partial(_flat, I8, _int8, True)
 
 
 def _signature(w: Any, x: Any, cols: Any, after: Any) -> Any:

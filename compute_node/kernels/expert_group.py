@@ -35,7 +35,7 @@ from compute_node.kernels.expert_records import (
     point_record,
 )
 from compute_node.kernels.lanes import i32_at, i64_at, u8_at
-from compute_node.kernels.matmul import GRAIN, X_INDEX, Y_INDEX, X, Y
+from compute_node.kernels.matmul import DATA, GRAIN, NEXT, X_INDEX, Y_INDEX, X, Y
 from compute_node.kernels.op import KERNEL, Op, address_of, check_buffer, record
 from compute_node.kernels.threads import atomic_load, atomic_store, call_kernel, count_use, load_fence
 from tierd.errors import UsageError
@@ -166,6 +166,10 @@ def _plan_kernel(args: int, _lo: int, _hi: int) -> None:
         for number in range(live[0]):
             address = bound[PAYLOAD] + ((words[number] & 0xFFFFFF) - 1) * bound[SLOT_BYTES]
             point_record(i64_at(g[RECORDS] + number * EXPERT_FIELDS * 8), i64_at(args + OFFSETS * 8), address)
+        for number in range(live[0]):
+            m = i64_at(g[RECORDS] + number * EXPERT_FIELDS * 8)
+            following = i64_at(g[RECORDS] + (number + 1) % live[0] * EXPERT_FIELDS * 8)
+            m[UP + NEXT], m[DOWN + NEXT] = following[GATE + DATA], following[DOWN + DATA]
     for number in range(live[0]):
         places[experts[number]] = 0
     if lacking != 0:

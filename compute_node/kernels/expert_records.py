@@ -25,6 +25,7 @@ from compute_node.kernels.matmul import (
     GRAIN,
     KIND,
     MATMUL_FIELDS,
+    NEXT,
     SCALES,
     SCALES_SHIFT,
     SCALES_STRIDE,
@@ -92,6 +93,7 @@ def point_record(m: Any, places: Any, address: int) -> None:
     m[GATE + DATA], m[GATE + SCALES] = address + places[0], address + places[1]
     m[UP + DATA], m[UP + SCALES] = address + places[2], address + places[3]
     m[DOWN + DATA], m[DOWN + SCALES] = address + places[4], address + places[5]
+    m[GATE + NEXT] = m[UP + DATA]
     m[GATE + BIAS] = 0 if places[6] < 0 else address + places[6]
     m[UP + BIAS] = 0 if places[7] < 0 else address + places[7]
     m[DOWN + BIAS] = 0 if places[8] < 0 else address + places[8]

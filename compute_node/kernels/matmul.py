@@ -60,7 +60,8 @@ SCALES_STRIDE: Final = 11
 COLS: Final = 12
 BIAS: Final = 13  # address of float32 [outputs], or 0
 SCALES_SHIFT: Final = 14  # 2^this rows of weights share a row of scales
-MATMUL_FIELDS: Final = 15
+NEXT: Final = 15  # address of the weights, of the same shape, that are computed after these, or 0
+MATMUL_FIELDS: Final = 16
 
 F32_KIND, BF16_KIND, INT8_KIND, INT4_KIND, FAST_INT8_KIND, FAST_INT4_KIND = range(6)
 FLOAT8_KIND, FLOAT4_KIND, SMALL_INT4_KIND, FAST_FLOAT4_KIND, FAST_SMALL_INT4_KIND = range(6, 11)
@@ -188,9 +189,10 @@ def matmul_kernel(args: int, lo: int, hi: int) -> None:
     weights = (m[DATA], m[DATA_STRIDE], m[SCALES], m[SCALES_STRIDE], m[SCALES_SHIFT], m[COLS])
     for first in range(lo, hi, block):
         end = min(first + block, hi)
+        following = m[DATA] + end * m[DATA_STRIDE] if end < hi or m[NEXT] == 0 else m[NEXT] + lo * m[DATA_STRIDE]
         row = 0
         while row < rows:
-            span = (first, end, ahead if row == 0 else 0)  # later rows find the weights in a cache
+            span = (first, end, ahead if row == 0 else 0, following)  # later rows find the weights in a cache
             taken = _taken(rows - row, most, _whole(kind))
             x0, y0 = _place(x, x_stride, x_index, row), _place(y, y_stride, y_index, row)
             if taken == 1:
@@ -283,7 +285,7 @@ def matmul(
         address_of(batch.count), kind,
         address_of(rows), rows.strides[0], 0, address_of(y), y.strides[0], 0,
         data, data_stride, scales, scales_stride, matrix.cols, address_of(bias),
-        scales_rows_shift(matrix.format),
+        scales_rows_shift(matrix.format), 0,
     ])  # fmt: skip
     return Op(
         name, f"matmul {matrix.format}", matmul_kernel.address, args, batch.count,

@@ -41,6 +41,13 @@ _WORTH_WIDENING: Final = 3
 _WIDE: Final = fast_int8_wide if lanes.has_feature("avx2") and not lanes.has_feature("avx512vnni") else None
 
 
+def _asked_for(builder: Builder, address: Any, end: Any, following: Any) -> Any:
+    """Byte pointer to an address, or, where that lies beyond the end, to as many bytes beyond what follows."""
+    beyond = builder.sub(address, builder.ptrtoint(end, I64))
+    inside = builder.icmp_signed("<", beyond, ir.Constant(I64, 0))
+    return builder.inttoptr(builder.select(inside, address, builder.add(following, beyond)), I8.as_pointer())
+
+
 def _walk(dots: Dots, wide: Dots | None = None) -> Callable[..., Any]:
     """The body of an intrinsic that leaves the dot products of a span of weight rows in rows of outputs.
 
@@ -53,7 +60,7 @@ def _walk(dots: Dots, wide: Dots | None = None) -> Callable[..., Any]:
         weights, span = (cgutils.unpack_tuple(builder, value) for value in arguments[:2])
         x, y = (pointers(builder, value) for value in arguments[2:])
         data, step, scales, scales_step, shift, cols = weights
-        first, end, ahead = span
+        first, end, ahead, following = span
         before = widened(builder, x, cols) if wide is not None and len(x) >= _WORTH_WIDENING else None
         size = tile_of(len(x))
         last = builder.sub(end, ir.Constant(I64, 1))
@@ -71,7 +78,9 @@ def _walk(dots: Dots, wide: Dots | None = None) -> Callable[..., Any]:
                 outputs.append(builder.select(inside, place, last))
             w = [row_of(data, step, o) for o in outputs]
             s = [row_of(scales, scales_step, builder.lshr(o, shift)) for o in outputs]
-            after = lanes.offset(builder, w[0], ahead)
+            after = _asked_for(
+                builder, builder.add(builder.ptrtoint(w[0], I64), ahead), row_of(data, step, end), following
+            )
             if wide is not None and before is not None:
                 totals = wide(builder, w, before, x, cols, after)
             else:
@@ -92,7 +101,8 @@ def walk_f32(_typing: Any, weights: Any, span: Any, x: Any, y: Any) -> Any:
     Args:
         weights: six int64: address of the data and distance of rows in bytes, the same of scales, the binary logarithm
             of how many rows share a row of scales, columns.
-        span: three int64: the first output, the one behind the last, and how many bytes ahead weights are asked for.
+        span: four int64: the first output, the one behind the last, how many bytes ahead weights are asked for, and at
+            which address those are that come behind the last.
         x: addresses of activation rows.
         y: addresses of as many float32 rows of outputs.
     """

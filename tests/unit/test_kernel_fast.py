@@ -21,6 +21,9 @@ from compute_node.kernels import (
     quantise_rows,
     quantises,
 )
+from compute_node.kernels.integer_dots import WIDE_GROUPS
+from compute_node.kernels.matmul import ROW_BYTES
+from compute_node.kernels.quantised_rows import row_layout
 from tierd.errors import UsageError
 
 EPS = 2.0**-24
@@ -138,8 +141,18 @@ def test_extreme_codes_do_not_overflow(weight_format):
     scales = np.ones(2, np.float32) if weight_format == "int8" else np.ones((2, cols // 64), np.float16)
     matrix = Matrix(weight_format, 2, cols, data, scales)
     for sign in (1, -1):
-        x = np.full((1, cols), sign * 127, np.float32)
-        assert product(matrix, x)[0].tolist() == (dequantise(matrix) @ x[0]).tolist()
+        x = np.full((4, cols), sign * 127, np.float32)
+        assert product(matrix, x).tolist() == (x @ dequantise(matrix).T).tolist()
+        assert product(matrix, x[:1])[0].tolist() == (dequantise(matrix) @ x[0]).tolist()
+
+
+def test_room_is_made_for_the_longest_rows_that_are_widened():
+    longest = WIDE_GROUPS * 64
+    assert row_layout(longest)[1] <= ROW_BYTES < row_layout(longest + 1)[1]
+    for cols in (longest, longest + 1):
+        matrix, x = from_float32(values(1, 5, cols), "int8"), values(2, 4, cols)
+        alone = np.concatenate([product(matrix, x[i : i + 1]) for i in range(4)])
+        assert product(matrix, x).tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize("weight_format", QUANTISED)
