@@ -23,11 +23,8 @@ from far import Certificates, token_file
 
 pytest.importorskip("ray", reason="needs Ray")
 
-ANSWER_SECONDS = 200.0
-SOAK_SECONDS = 180.0
-CLIENTS = 3
-PAUSE_SECONDS = 0.1
-HOSTS = {"a": {"store-a": 1, "node": 1}, "b": {"store-b": 1, "node": 1}}
+ANSWER_SECONDS, SOAK_SECONDS, PAUSE_SECONDS = 200.0, 180.0, 0.1
+CLIENTS, HOSTS = 3, {"a": {"store-a": 1, "node": 1}, "b": {"store-b": 1, "node": 1}}
 WORKER = """
 [[worker]]
 name = "{name}"
