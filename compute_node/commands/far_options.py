@@ -32,7 +32,9 @@ FAR: Final[OptionTable] = {
     "worker": Annotated[
         list[str] | None,
         typer.Option(
-            "--worker", metavar="HOST:PORT[=WEIGHT]", help="A worker of a far daemon's store. Repeat it for more."
+            "--worker",
+            metavar="HOST:PORT",
+            help="A worker of a far daemon's store. Repeat it for more, with their shares: HOST:PORT=WEIGHT.",
         ),
     ],
     "worker_seconds": Annotated[

@@ -22,6 +22,7 @@ from tierd.devices.device import RecordRead
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
 from tierd.devices.transfers import Chain, Transfer, TransferWrapper, system_transfer
 from tierd.errors import DriveError
+from tierd.sizes import format_bytes
 from tierd.store.reading import huge_page_buffer
 
 __all__ = ["DEFAULT_DEPTH", "DriveProbe", "probe_drive", "with_some_in_hand"]
@@ -97,7 +98,7 @@ def probe_drive(
     depth = max(depth, _MIN_DEPTH, min(_DEPTHS[-1], _MIN_IN_FLIGHT_BYTES // record_bytes))
     bandwidth = found.get(depth, best)
     depth = with_some_in_hand(depth, record_bytes)
-    return DriveProbe(bandwidth, depth, f"direct reads of {nbytes} bytes, {depth} at a time")
+    return DriveProbe(bandwidth, depth, f"direct reads of {format_bytes(nbytes)}, {depth} at a time")
 
 
 def with_some_in_hand(wanted: int, record_bytes: int) -> int:

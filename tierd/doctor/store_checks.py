@@ -164,7 +164,7 @@ def check_samples(samples: Samples) -> list[Check]:
             Check(
                 "reads",
                 Status.OK,
-                f"{samples.read} records of {format_count(samples.shards, 'shard')} read and right "
+                f"{format_count(samples.read, 'record')} of {format_count(samples.shards, 'shard')} read and right "
                 f"({format_bytes(samples.nbytes)})",
             )
         )
@@ -180,7 +180,9 @@ def check_samples(samples: Samples) -> list[Check]:
             )
         )
     elif readable:
-        checks.append(Check("direct I/O", Status.OK, f"all {readable} files sampled"))
+        checks.append(
+            Check("direct I/O", Status.OK, f"{format_count(readable, 'file')} sampled: all read past the page cache")
+        )
     return checks
 
 

@@ -34,7 +34,10 @@ _BUILD = info("tierd_build", "Version, store and policy of this daemon.", "versi
 _START = gauge("tierd_start_time_seconds", "When the daemon started, since the epoch.")
 _SESSIONS = gauge("tierd_sessions", "Compute nodes that are connected.")
 _OPENED = counter("tierd_sessions_opened", "Compute nodes that were admitted.")
-_STEPS = counter("tierd_steps", "Steps that attached nodes began; a decode step makes one token of each sequence.")
+_STEPS = counter(
+    "tierd_steps",
+    "Steps of attached nodes, seen every 2 s: short runs count less. A decode step makes one token of each sequence.",
+)
 _LAG = histogram("tierd_loop_lag_seconds", "How late the event loop answers a timer.")
 _EVENTS = counter("tierd_recorder_events", "Events that the flight recorder noted.")
 _LINES = counter("tierd_log_lines", "Lines of the log, by level.", "level")
