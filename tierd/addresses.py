@@ -95,8 +95,11 @@ def parse_address(text: str, *, option: str) -> Address:
     Raises:
         UsageError: naming `option`, if the text is neither.
     """
-    if text.startswith("unix:"):
-        path = Path(text[len("unix:") :]).expanduser().absolute()
+    if text.startswith("unix:") and text != "unix:":
+        try:
+            path = Path(text[len("unix:") :]).expanduser().absolute()
+        except RuntimeError as error:  # there is no such user
+            raise UsageError(f"{option}: {text!r}: {error}") from None
         if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise UsageError(
                 f"{option}: the socket path {path} is longer than the {MAX_SOCKET_PATH} bytes that Linux allows",

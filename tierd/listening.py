@@ -123,6 +123,10 @@ class Listener:
         except RuntimeError as error:
             _lock_path(address.path).unlink(missing_ok=True)
             os.close(lock)
+            if address.path.exists() and not address.path.is_socket():
+                raise UsageError(
+                    f"--listen: {address.path} is there already, and no socket", hint="Name another path."
+                ) from error
             raise UsageError(f"--listen: cannot listen on {address}: {error}") from error
         finally:
             os.umask(mask)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
+import grpc.aio
 import pytest
 
-from tierd.addresses import MAX_SOCKET_PATH, parse_address, parse_target
+from tierd.addresses import MAX_SOCKET_PATH, Address, parse_address, parse_target
 from tierd.errors import DaemonUnavailable, UsageError
+from tierd.listening import Listener
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,21 @@ def test_a_list_that_cannot_be_right_is_refused_by_its_option(text):
 def test_nobody_listens_on_several(text):
     with pytest.raises(UsageError):
         parse_address(text, option="--listen")
+
+
+@pytest.mark.parametrize("text", ["unix:", "unix:~no-such-user-here/socket"])
+def test_a_socket_needs_a_path_that_can_be(text):
+    with pytest.raises(UsageError, match="--listen"):
+        parse_address(text, option="--listen")
+
+
+async def test_what_is_no_socket_is_left_alone(tmp_path):
+    notes = tmp_path / "notes"
+    notes.write_text("kept")
+    with pytest.raises(UsageError, match="notes is there already, and no socket"):
+        Listener.bind(grpc.aio.server(), Address(path=notes))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert notes.read_text() == "kept"
 
 
 def test_a_socket_path_is_as_long_as_the_kernel_takes_and_no_longer(folder):
