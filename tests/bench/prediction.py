@@ -1,6 +1,6 @@
 """Compares what `tierd plan --trace --measured` predicts with what is then measured, on the embedded model.
 
-    python tests/bench/prediction.py [--rounds 3] [--tokens 40] [--bytes-per-second 5e6] [--out FILE]
+    python tests/bench/prediction.py [--rounds 2] [--tokens 28] [--bytes-per-second 5e6] [--out FILE]
 
 Runs at 10, 50 and 100 % of the experts in RAM are what the plan is given; those at 25 %, and those with a second drive,
 are what it has to predict. All of them alternate, without prefetch and history; of each arena the fastest run counts,
@@ -65,8 +65,8 @@ class Bench:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
-    tokens: Annotated[int, typer.Option(min=8, max=1024)] = 40,
+    rounds: Annotated[int, typer.Option(min=1)] = 2,
+    tokens: Annotated[int, typer.Option(min=8, max=1024)] = 28,
     bytes_per_second: Annotated[float, typer.Option(min=1e5, help="Of each drive.")] = 5e6,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
 ) -> None:
