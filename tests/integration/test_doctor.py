@@ -283,7 +283,9 @@ def test_leftovers_of_something_interrupted_are_remarked(store):
 def test_shards_in_another_directory_are_looked_at_where_they_are(store, diagnose, tmp_path):
     (tmp_path / "more").mkdir()
     shutil.move(store.path / SHARDS[2], tmp_path / "more")
-    assert diagnose(store.path)[0] == 2
+    code, found = diagnose(store.path, "--also", tmp_path / "nowhere")
+    assert code == 2
+    assert f"also {tmp_path / 'nowhere'} is not there" in [check["detail"] for check in found["problem"]]
     code, found = diagnose(store.path, "--also", tmp_path / "more")
     assert code == 0
     assert {check["where"] for check in found["ok"] if check["name"] == "bandwidth"} == {

@@ -59,7 +59,8 @@ def examine(
     except StoreDamaged as error:
         yield Check("store", Status.PROBLEM, error.message, error.hint or "Restore it, or convert again.", str(path))
         return
-    store.find_shards([*also, *settings.also])
+    settings = settings.model_copy(update={"also": (*also, *settings.also)})
+    store.find_shards(settings.also)
     checks = [describe(store), *check_files(store), *(check_everything(store) if deep else ())]
     yield from (replace(check, where=str(path)) for check in checks)
     by_drive: dict[Path, list[Path]] = {}
