@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute_node.prediction.hinting import LOOKED_ON_STEPS
-from tierd.prefetch.hint_trust import HintTrust
 from tierd.prefetch.throttle import Throttle
 
 __all__ = ["MEASURED", "DrawnHints", "Foreseen", "Named"]
 
 _FIRST_LAYERS: Final = 2
 """Layers that are hinted for by a token alone, as `Hinting` does it."""
+_PRIOR: Final = 4.0
+"""Experts that count as rightly named before any was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class DrawnHints:
         self._said: list[Sequence[int]] = [()] * len(self._layers)  # by place, the experts that were hinted last
         self._passed = -1
         self._lacked = 0  # the last step that lacked something
-        self._trust = HintTrust()
+        self._open: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and place, what was named
+        self._claimed, self._right_ones = _PRIOR, _PRIOR
         # Of the experts that a layer lacks, wanted and other ones so far: others are named in proportion to the former.
         self._lacking = np.array([1.0, experts / routes.shape[2]])
         self._drawn: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
@@ -155,6 +157,7 @@ class DrawnHints:
         self._done = False
         self._passed = -1
         self._said = [()] * len(self._layers)
+        self._open = {key: said for key, said in self._open.items() if key[0] >= step}
         if self.active:
             for place in range(min(_FIRST_LAYERS, len(self._layers))):
                 self._hint(place, self._foreseen.this_token, self._lead * (place + 1))
@@ -163,14 +166,14 @@ class DrawnHints:
         """Hint before a layer is computed that lacks nothing but what was hinted."""
         absent, place, chosen = self._source.absent(layer), self._places[layer], routes.ravel().tolist()
         if absent is not None and not any(absent[expert] and expert not in self._said[place] for expert in chosen):
-            self._trust.reached(self._step, place, chosen)
+            self._learn(place, chosen)
             self._passed = place
             self._look_ahead(place)
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops because something is missing: learn how far guesses come true, as a node does."""
         self._lacked = self._step
-        self._trust.reached(self._step, self._places[layer], routes.ravel().tolist())
+        self._learn(self._places[layer], routes.ravel().tolist())
 
     def meanwhile(self, layer: int, known: NDArray[np.float32]) -> None:
         """Hint where the step waits."""
@@ -200,11 +203,18 @@ class DrawnHints:
         said = [(expert, p) for expert, p in likely if p >= least and absent[expert]]
         if not said:
             return
+        self._open[self._step + later, place] = said
         experts, probabilities = map(list, zip(*said, strict=True))
-        if self._trust.hint(self._step + later, place, experts, probabilities)[0] >= least:
+        if probabilities[0] * self._right_ones >= least * self._claimed:
             self._lacked = self._step
             self._said[place] = experts
             self._source.hint(self._layers[place], experts, probabilities, step=self._step + later, lead_seconds=lead)
+
+    def _learn(self, place: int, chosen: Sequence[int]) -> None:
+        """How far guesses come true; a node that is always wrong falls silent."""
+        for expert, probability in self._open.pop((self._step, place), ()):
+            self._claimed += probability
+            self._right_ones += expert in chosen
 
     def _likely(self, position: int, place: int, named: Named, absent: NDArray[np.bool_]) -> list[tuple[int, float]]:
         """The experts that are named if they are missing, and how likely they are called, the likeliest first.
