@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,15 +23,23 @@ from tierd.store.store import ExpertStore
 
 __all__ = ["measure_http"]
 
-_DATA: Final = b"data: "
-_END: Final = b"[DONE]"
+_HEAD: Final = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+_EVENT: Final = b"data: {"
+_LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
+_MOST_BYTES: Final = 1 << 16
 
 
 class _HttpClient(Client):
-    """Reads answers from a server as they come, and closes the connection where it leaves."""
+    """Reads answers from a server as they come, and closes the connection where it leaves.
+
+    What came is looked into once it is all there: clients are elsewhere as a rule, and should not compute here either.
+    """
 
     def __init__(
-        self, address: str, number: int, expected: Expected, texts: Sequence[Sequence[str]], count: int
+        self, address: tuple[str, int], number: int, expected: Expected, texts: Sequence[Sequence[str]], count: int
     ) -> None:
         self._prompts_of_its_own = expected.prompts[number::count]
         self._texts = texts[number::count]
@@ -41,42 +49,41 @@ class _HttpClient(Client):
 
     def ask(self, which: int, tokens: int, leaves_after: int) -> Answered:
         """See `Client.ask`."""
-        pieces: list[str] = []
-        times: list[float] = []
-        body = {
+        body = json.dumps({
             "prompt": self._prompts_of_its_own[which], "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "stream": True,
-        }  # fmt: skip
-        ended = reason = None
+        }).encode()  # fmt: skip
+        raw = bytearray()
+        times: list[float] = []
         try:
-            self._connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            response = self._connection.getresponse()
-            while len(pieces) < leaves_after and (line := response.readline()):
-                if not line.startswith(_DATA):
-                    continue
-                ended = line[len(_DATA) :].strip() == _END
-                if ended:
+            self._connection.sendall(_HEAD % (self._address[1], len(body)) + body)
+            ended = left = False
+            while not (ended or left):
+                seen = max(0, len(raw) - len(_EVENT) + 1)
+                part = self._connection.recv(_MOST_BYTES)
+                if not part:
                     break
-                choice = json.loads(line[len(_DATA) :])["choices"][0]
-                reason = choice["finish_reason"]
-                if choice["text"]:
+                raw += part
+                now = time.perf_counter()
+                if events := raw.count(_EVENT, seen):
                     self.started.set()
-                    times.append(time.perf_counter())
-                    pieces.append(choice["text"])
-            if ended:
-                response.read()
-            else:
+                    times += [now] * events
+                ended = raw.endswith(_LAST_CHUNK)
+                left = not ended and leaves_after <= tokens and len(times) >= leaves_after
+            if not ended:
                 self._again()
-        except (OSError, http.client.HTTPException, ValueError, LookupError):
+            pieces, reason = _said(bytes(raw))
+        except (OSError, ValueError, LookupError):
             self._again()
             return Answered([], 0, right=True, whole=False)
         text, whole = "".join(pieces), self._texts[which]
-        left = len(pieces) == leaves_after and not ended
+        # The last event of a whole answer says why it ended, and seldom more.
+        times = times[: len([piece for piece in pieces if piece])]
         return Answered(
             times,
-            len(pieces) if left else tokens,
+            len(times) if left else tokens,
             right=whole[-1].startswith(text) if left else text == whole[tokens],
-            whole=bool(ended) and reason == "length",
+            whole=ended and reason == "length",
             left=left,
         )
 
@@ -84,12 +91,40 @@ class _HttpClient(Client):
         self._connection.close()
         self._connection = self._connect()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._address, timeout=ANSWER_SECONDS)
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self._address, timeout=ANSWER_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
 
     def close(self) -> None:
         """Ends the connection."""
         self._connection.close()
+
+
+def _said(raw: bytes) -> tuple[list[str], str | None]:
+    """The texts of all whole events of a chunked answer, and why it ended.
+
+    Raises:
+        ValueError: it is no such answer.
+    """
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise ValueError(head[:80].decode(errors="replace"))
+    body = b""
+    while rest:
+        size, found, rest = rest.partition(b"\r\n")
+        if not found:
+            break
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    texts: list[str] = []
+    reason = None
+    for event in body.split(b"\n\n")[:-1]:
+        if event.startswith(_EVENT):
+            choice = json.loads(event[len(_EVENT) - 1 :])["choices"][0]
+            texts.append(choice["text"])
+            reason = choice["finish_reason"]
+    return texts, reason
 
 
 def measure_http(
@@ -135,7 +170,8 @@ def measure_http(
     tell("a server")
     server = Child("server", command, folder / "serve.log")
     try:
-        address = urlsplit(server.wait_for("http://").split()[-1]).netloc
+        found_at = urlsplit(server.wait_for("http://").split()[-1])
+        address = (found_at.hostname or "", found_at.port or 0)
         with Quiet(beside=[server.pid]) as quiet:
             found = []
             for count in clients:

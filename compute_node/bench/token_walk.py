@@ -33,7 +33,10 @@ class TokenWalk:
 
     def step(self) -> NDArray[np.float32]:
         """Extends by one token; its logits, float32 [vocabulary]."""
-        return self._extend(int(self._generator.integers(0, self.model.config.vocab_size))).copy()
+        row: NDArray[np.float32] = self._extend(int(self._generator.integers(0, self.model.config.vocab_size)))[
+            0
+        ].copy()
+        return row
 
     def run(self, tokens: int) -> tuple[float, float]:
         """Extends by so many tokens, each chosen greedily from its logits too: (seconds, those outside native code)."""
@@ -58,8 +61,7 @@ class TokenWalk:
     def _extend(self, token: int) -> NDArray[np.float32]:
         logits = self.model.extend(self._sequence, [token], phase=Phase.DECODE, keep=False)
         assert logits is not None
-        row: NDArray[np.float32] = logits[0]
-        return row
+        return logits
 
     def end(self) -> None:
         """Gives the sequence's place back."""

@@ -241,7 +241,7 @@ class Generator:
         )
 
     def _prefill(self, sequence: Sequence, prompt: list[int], cancelled: Cancelled) -> Logits | None:
-        """The logits of the prompt's last token; None if cancelled."""
+        """The logits of the prompt's last token, float32 [1, vocabulary]; None if cancelled."""
         rows = self.model.rows
         last = (len(prompt) - 1) // rows * rows
         for start in range(0, last + 1, rows):
@@ -249,11 +249,10 @@ class Generator:
             logits = self._extend(sequence, chunk, Phase.PREFILL, wanted, cancelled)
             if logits is None or start == last:
                 break
-        return None if logits is None else logits[0]
+        return logits
 
     def _step(self, sequence: Sequence, token: int, cancelled: Cancelled) -> Logits | None:
-        logits = self._extend(sequence, [token], Phase.DECODE, (-1,), cancelled)
-        return None if logits is None else logits[0]
+        return self._extend(sequence, [token], Phase.DECODE, (-1,), cancelled)
 
     def _extend(
         self, sequence: Sequence, tokens: list[int], phase: Phase, logits_of: tuple[int, ...], cancelled: Cancelled

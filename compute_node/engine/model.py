@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ from tierd.errors import LimitExceeded, UsageError
 from tierd.policy.token_table import TokenTable
 
 __all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe"]
+
+_NO_STATES: Final = (0, 0)
 
 Cancelled = Callable[[], bool]
 Observe = Callable[[int, NDArray[np.int32], NDArray[np.float32]], None]
@@ -223,9 +225,9 @@ class Model:
         logits = self.forward(
             tokens,
             range(start, start + count),
-            [sequence] * count,
+            (sequence,) * count,
             phase=phase,
-            logits_of=[index % count for index in logits_of],
+            logits_of=(0,) if count == 1 and len(logits_of) == 1 else [index % count for index in logits_of],
             cancelled=cancelled,
             observe=observe,
         )
@@ -275,7 +277,12 @@ class Model:
                 return None
             cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
             awake = self.hinting is not None or not self._foresight.asleep
-            self._place(tokens, positions, sequences)
+            if rows == 1:
+                one = sequences[0]
+                states = (one.state_in, one.state_out) if self._recurrent else _NO_STATES
+                self._batch.set_one(tokens[0], positions[0], one.address, one.pages * PAGE, *states)
+            else:
+                self._place(tokens, positions, sequences)
             self._choose(logits_of)
             if awake or observe is not None:
                 meanwhile, passing = self._look_out(tokens, positions, sequences, phase) if awake else (None, None)
@@ -331,11 +338,6 @@ class Model:
 
     def _place(self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence]) -> None:
         """Makes these the live rows, each at its place in the KV cache."""
-        if len(tokens) == 1:
-            one = sequences[0]
-            states = (one.state_in, one.state_out) if self._recurrent else (0, 0)
-            self._batch.set_one(tokens[0], positions[0], one.address, one.pages * PAGE, *states)
-            return
         self._batch.set(
             tokens,
             positions,
@@ -348,11 +350,11 @@ class Model:
     def _choose(self, rows: Listing[int]) -> None:
         """Makes the first of these the rows that go through the LM head, as many as it takes."""
         program, count = self._program, len(rows)
-        if count == 1:
+        if count == self._head_rows == 1:
             self._head_cell[0] = rows[0]
-        else:
-            count = min(count, program.head_batch.max_rows)
-            program.head_index[:count] = rows[:count]
+            return
+        count = min(count, program.head_batch.max_rows)
+        program.head_index[:count] = rows[:count]
         if count != self._head_rows:
             program.head_batch.set_rows(count)
             self._head_rows = count

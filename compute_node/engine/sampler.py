@@ -98,7 +98,7 @@ def choose_token(
     """The token at `position` of a sequence.
 
     Args:
-        logits: float32 [vocabulary].
+        logits: float32 [vocabulary], or [1, vocabulary].
         position: of the token to be chosen, counted from the start of the sequence.
         sampling: how.
         prompt: tokens that were given, for the repetition penalty.
@@ -112,6 +112,7 @@ def choose_token(
     """
     if likeliest is not None and likeliest >= 0 and sampling.greedy and allowed is None and not forbidden:
         return likeliest
+    logits = logits.reshape(-1)
     if likeliest == -1 or (likeliest is None and not np.isfinite(logits).all()):
         raise TierdError(
             f"the logits of position {position} are not finite numbers",
