@@ -34,11 +34,6 @@ class Named:
     right: tuple[float, ...]
     wrong: tuple[float, ...]
 
-    @property
-    def recall(self) -> float:
-        """Share of the missing experts that are named at all."""
-        return sum(self.right)
-
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
