@@ -132,7 +132,8 @@ def _run(arguments: list[str]) -> int:
     try:
         code = _call(arguments)
     except TyperException as error:
-        _say(error.format_message(), "compute-node --help shows the commands and their options.")
+        command = next((word for word in words_of(arguments)[:1] if word in COMMANDS), "")
+        _say(error.format_message(), f"See {' '.join(filter(None, ['compute-node', command, '--help']))}.")
         code = 2
     except TierdError as error:
         if show_traceback:
