@@ -7,6 +7,9 @@ TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=loadfile --n
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links pyproject.toml
 
+# Tests start hundreds of processes: without bytecode on disk, each one compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test coverage check bench soak proto pins format
 
