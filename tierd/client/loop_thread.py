@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -18,6 +19,7 @@ from tierd.errors import DeadlineExceeded
 __all__ = ["LoopThread"]
 
 _Result = TypeVar("_Result")
+_STOP_SECONDS: Final = 2.0
 
 
 class LoopThread:
@@ -30,10 +32,13 @@ class LoopThread:
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tierd-client-loop", daemon=True)
         self._thread.start()
+        # A timer of uvloop that fires after the interpreter has ended would crash the process. Finalizers that are
+        # made later run earlier: those of sources still have the loop.
+        weakref.finalize(self, _stop, self.loop, self._thread)
 
     @classmethod
     def shared(cls) -> LoopThread:
-        """The process's loop thread, started at first use. It lives as long as the process."""
+        """The process's loop thread, started at first use. It lives until the interpreter ends."""
         with cls._making:
             if cls._shared is None:
                 cls._shared = cls()
@@ -61,3 +66,18 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    if thread.is_alive():
+        asyncio.run_coroutine_threadsafe(_end(loop), loop)
+        thread.join(2 * _STOP_SECONDS)
+
+
+async def _end(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+    loop.stop()
