@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -17,8 +13,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tierd import http_server
 from tierd.addresses import Address
-from tierd.errors import UsageError
+from tierd.http_server import listen
 from tierd.observe.page_files import PAGE_HEADERS, page_routes
 from tierd.observe.page_stream import PageStream
 
@@ -79,65 +76,21 @@ class _OwnOrigin:
         await self._app(scope, receive, send)
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves the process's signals alone: the daemon owns them."""
+class HttpServer(http_server.HttpServer):
+    """Serves an application on a loopback address until told to stop.
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class HttpServer:
-    """Serves an application on a loopback address until told to stop."""
+    Raises:
+        UsageError: the address cannot be used.
+    """
 
     def __init__(self, app: Starlette, address: Address) -> None:
-        self._socket = _listen(address)
-        bound = self._socket.getsockname()
-        self.address = Address(host=address.host, port=int(bound[1]))
-        config = uvicorn.Config(
+        super().__init__(
             app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
+            listen(address, hint="Name another port, or `--http off`."),
+            address,
             limit_concurrency=64,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=2,
             http="h11",  # another parser, where one is installed, does not bound the head of a request
             h11_max_incomplete_event_size=16 << 10,
         )
-        self._server = _Server(config)
-
-    @property
-    def url(self) -> str:
-        """Where it answers."""
-        return f"http://{self.address}"
-
-    async def serve(self) -> None:
-        """Serve until `stop`."""
-        await self._server.serve(sockets=[self._socket])
-
-    def stop(self) -> None:
-        """Finish what is being answered, then return from `serve`."""
-        self._server.should_exit = True
-
-
-def _listen(address: Address) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        host = str(ipaddress.ip_address("127.0.0.1" if address.host == "localhost" else address.host))
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, address.port))
-            # At once, since the address is told before the server's first turn.
-            listener.listen()
-        except BaseException:
-            listener.close()
-            raise
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--http: cannot listen on {address}: {error}", hint="Name another port, or `--http off`."
-        ) from error
-    listener.setblocking(False)
-    return listener
