@@ -130,10 +130,7 @@ class StepRunner:
             return self.run()
         self._binding.set_step(step, cancel)
         done = self._executor.run(self.segment)
-        used, layers, discarded = self._binding.take()
-        if layers or discarded:
-            self.experts_used += used
-            self._source.note_direct(used, layers=layers, discarded=discarded)
+        self._note()
         if done == self._ops:
             return None
         position = self._halts[done]

@@ -13,7 +13,6 @@ atomic arrival at the meeting, and the second look at the words comes after it, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -244,13 +243,6 @@ def _check_kernel(args: int, _lo: int, _hi: int) -> None:
         count_use(bound[LAST_STEP] + flat * 4, bound[STEP], bound[USES] + flat * 4)
     bound[USED] += live
     bound[LAYERS] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    start: int
-    experts: int
-    layout: ExpertLayout
 
 
 class ExpertGroup:

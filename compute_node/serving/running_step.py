@@ -50,7 +50,7 @@ class RunningStep(CancelWord):
 
     def __call__(self) -> bool:
         """Whether to give it up."""
-        return CancelWord.__call__(self) or (self._deadline < math.inf and self._clock() >= self._deadline)
+        return super().__call__() or (self._deadline < math.inf and self._clock() >= self._deadline)
 
     def drop(self, job: Job) -> None:
         """Nobody wants the job any more."""
