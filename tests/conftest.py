@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import os
 import secrets
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -45,6 +46,10 @@ settings.load_profile("deterministic")
 
 # A child process that dies in native code says where.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Settings, sockets and state of whoever runs the tests stay out of them.
 for variable in [name for name in os.environ if name.startswith("TIERD_") and not name.startswith("TIERD_TESTS_")]:
