@@ -21,6 +21,20 @@ from tierd.store.synthetic import make_store
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 NODE = [sys.executable, "-m", "compute_node"]
+COUNTED = """
+import sys
+from numba import njit
+from numba.core import event
+with event.install_recorder("numba:run_pass") as passes:
+    from compute_node import cli
+    code = cli._run(sys.argv[1:])
+print(len(passes.buffer), file=sys.stderr)
+with event.install_recorder("numba:run_pass") as passes:
+    njit("int64(int64)")(lambda x: x)
+print(len(passes.buffer), file=sys.stderr)
+sys.exit(code)
+"""
+"""A node that counts passes of the compiler; then, to show that they are seen, those of one small function."""
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +319,28 @@ def test_utf8_survives_a_locale_that_knows_no_utf8(store):
     tokenizer = Tokenizer((embedded.path() / "tokenizer.json").read_bytes())
     assert events[0]["prompt_tokens"] == len(tokenizer.encode(prompt))
     assert shown.stderr == b""
+
+
+def test_a_second_start_compiles_nothing(store):
+    def passes():
+        command = [
+            sys.executable,
+            "-c",
+            COUNTED,
+            "generate",
+            store,
+            "--in-process",
+            "-p",
+            "It was",
+            "--max-tokens",
+            "3",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=True)
+        node, small = map(int, done.stderr.split()[-2:])
+        assert small > 0
+        return node
+
+    assert passes() == 0 or passes() == 0
 
 
 def test_ctrl_c_ends_generate_with_130_and_no_traceback(store):
