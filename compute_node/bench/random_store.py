@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,17 @@ from tierd.store.synthetic import make_store
 __all__ = ["random_store"]
 
 _SEED = 7
+_LINES: Final = 20
+"""Of progress, about so many."""
 
 
 def random_store(
-    geometry: BenchGeometry, *, layers: int, experts: int | None = None, experts_format: str = "int4-g64"
+    geometry: BenchGeometry,
+    *,
+    layers: int,
+    experts: int | None = None,
+    experts_format: str = "int4-g64",
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> ExpertStore:
     """The store; written at the first call.
 
@@ -39,6 +46,7 @@ def random_store(
         layers: how many layers of it.
         experts: routed experts of a layer; None: all.
         experts_format: of the experts; dense weights are bf16.
+        tell: takes a line now and then while the store is written.
 
     Raises:
         UsageError: more than the model has, an unknown format, or no room on the disk of the cache.
@@ -63,6 +71,11 @@ def random_store(
             f"the store of the bench takes {format_bytes(needed)}, {cache} has {format_bytes(free)} left",
             hint="Give fewer --layers, or set XDG_CACHE_HOME to a larger disk.",
         )
+
+    def wrote(done: int, every: int) -> None:
+        if done == every or done % max(1, every // _LINES) == 0:
+            tell(f"{done} of {every} experts are written, {format_bytes(done * record)} of {format_bytes(needed)}")
+
     with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as scratch:
         made = Path(scratch) / "store"
         make_store(
@@ -76,6 +89,7 @@ def random_store(
             **kind,
             dense=_dense(shapes),
             config=config,
+            wrote=wrote,
         )
         made.rename(path)
     return ExpertStore.open(path)

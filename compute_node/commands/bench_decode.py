@@ -9,11 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from compute_node.bench.decode_limit import decode_limit
 from compute_node.bench.decode_speed import measure_decode
 from compute_node.bench.geometries import geometry_named
+from compute_node.bench.memory_bandwidth import memory_bandwidth
+from compute_node.bench.random_store import random_store
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from compute_node.commands.bench_speed import Experts, check_formats
+from compute_node.engine.cores import default_threads
 from tierd.errors import UsageError
 from tierd.sizes import format_bytes
 
@@ -50,8 +54,10 @@ def decode(
     if prefetch not in PREFETCH:
         raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
     check_formats(experts_format)
+    sizes_of, progress = geometry_named(geometry), progress_lines()
+    random_store(sizes_of, layers=layers, experts=experts, experts_format=experts_format, tell=progress)
     found = measure_decode(
-        geometry_named(geometry),
+        sizes_of,
         layers=layers,
         experts=experts,
         experts_format=experts_format,
@@ -62,8 +68,13 @@ def decode(
         tokens=tokens,
         prefetch=prefetch,
         timeline=timeline,
-        tell=progress_lines(),
+        tell=progress,
     )
+    if (memory := memory_bandwidth(threads or default_threads())) is not None:
+        found["memory_bytes_per_second"] = memory
+        sizes = {"tokens": tokens, "record_bytes": found["record_bytes"], "bytes_per_token": found["bytes_per_token"]}
+        for side in filter(None, (found, found.get("without_prefetch"))):
+            side.update(decode_limit(side["turns"], **sizes, memory=memory))
     if as_json:
         print_json(found)
         return
@@ -81,6 +92,14 @@ def _show(found: dict[str, Any]) -> None:
         ("demanded misses, GB/s", f"{found['missed_bytes_per_second'] / 1e9:.2f}"),
         ("the drive's probe, GB/s", f"{found['probe_bytes_per_second'] / 1e9:.2f}"),
         ("share of the drive", f"{found['drive_share']:.2f}"),
+        *(
+            [
+                (f"limit by the {found['limit_by']}, tokens/s", f"{found['limit_tokens_per_second']:.2f}"),
+                ("share of the limit", f"{found['limit_share']:.2f}"),
+            ]
+            if "limit_share" in found
+            else []
+        ),
         ("time that waited for experts", f"{100 * found['wait_share']:.0f} %"),
         *(
             [

@@ -57,6 +57,7 @@ def make_store(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     dense: Mapping[str, np.ndarray] | None = None,
     config: Mapping[str, Any] | None = None,
+    wrote: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ExpertStore:
     """Writes a store and opens it.
 
@@ -76,6 +77,7 @@ def make_store(
         shard_bytes: records per shard, in bytes.
         dense: dense tensors by name: float32, or uint16 for the bits of bf16.
         config: content of config.json.
+        wrote: told after each expert how many are written, and of how many.
 
     Raises:
         UsageError: an argument does not fit, or the directory is not empty.
@@ -112,6 +114,7 @@ def make_store(
                     record = _record(geometry, flat, fill, seed)
                     index["xxh3"][flat] = xxh3(record)
                     writer.write(record)
+                    wrote(flat + 1, geometry.experts_total)
             writer.commit()
     infos, shards = _write_dense(root, dense or {})
     seal_store(
