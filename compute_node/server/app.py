@@ -20,7 +20,7 @@ from compute_node.server.chat import answer_chat
 from compute_node.server.chat_request import ChatRequest
 from compute_node.server.completions import CompletionRequest, Ids, answer_completion
 from compute_node.server.guard import ApiKeys, Guard, HostNames
-from compute_node.server.json_body import JsonRoute
+from compute_node.server.json_body import JsonFields, JsonRoute
 from compute_node.server.messages import answer_message, count_tokens
 from compute_node.server.messages_request import CountRequest, MessagesRequest
 from compute_node.server.metrics import NodeMetrics
@@ -63,14 +63,14 @@ class AccessRules:
     body_seconds: float = 60.0
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(JsonFields):
     """The body of a request to /tokenize."""
 
     text: str
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(JsonFields):
     """The body of a request to /detokenize."""
 
     tokens: Ids | Annotated[list[int], Field(max_length=0)]
@@ -156,9 +156,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", tags=["Tokens"])
     async def tokenize(body: Annotated[TokenizeRequest, Body()]) -> Response:
         """Token ids of a text."""
-        tokenizer = service.text_parts()
-        encode: Callable[..., list[int]] = tokenizer.encode
-        tokens = await service.elsewhere(encode, body.text, special_tokens=body.add_special_tokens)
+        tokens = await service.elsewhere(
+            service.tokens_of, body.text, special_tokens=body.add_special_tokens, most=service.most_counted
+        )
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.context})
 
     @app.post("/detokenize", tags=["Tokens"])

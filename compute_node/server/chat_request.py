@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
+from compute_node.server.json_body import JsonFields
 from compute_node.server.problem import Problem
 from compute_node.server.sampling import Count, SamplingFields
 from compute_node.text.parsers.pieces import Tools
@@ -29,7 +30,7 @@ NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalPropertie
 """Of a tool that takes none."""
 
 
-class _Part(BaseModel):
+class _Part(JsonFields):
     """A part of a message's content; parts other than text are refused."""
 
     model_config = ConfigDict(extra="allow")
@@ -38,18 +39,18 @@ class _Part(BaseModel):
     text: str | None = None
 
 
-class _CalledFunction(BaseModel):
+class _CalledFunction(JsonFields):
     name: Annotated[str, Field(max_length=256)]
     arguments: str | dict[str, JsonValue] = "{}"
 
 
-class _Call(BaseModel):
+class _Call(JsonFields):
     id: Annotated[str, Field(max_length=256)] = ""
     type: Literal["function"] = "function"
     function: _CalledFunction
 
 
-class Message(BaseModel):
+class Message(JsonFields):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -60,30 +61,30 @@ class Message(BaseModel):
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-class _Function(BaseModel):
+class _Function(JsonFields):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(JsonFields):
     """A function that the model may call."""
 
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _NamedFunction(BaseModel):
+class _NamedFunction(JsonFields):
     name: Annotated[str, Field(max_length=64)]
 
 
-class _NamedTool(BaseModel):
+class _NamedTool(JsonFields):
     type: Literal["function"] = "function"
     function: _NamedFunction
 
 
-class _NamedSchema(BaseModel):
+class _NamedSchema(JsonFields):
     model_config = ConfigDict(populate_by_name=True)
 
     name: Annotated[str, Field(max_length=256)] = "answer"
@@ -91,12 +92,12 @@ class _NamedSchema(BaseModel):
     strict: bool | None = None
 
 
-class _ResponseFormat(BaseModel):
+class _ResponseFormat(JsonFields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _NamedSchema | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(JsonFields):
     """What a stream carries besides."""
 
     include_usage: bool | None = False

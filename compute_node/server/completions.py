@@ -22,7 +22,6 @@ from compute_node.server.service import Service
 from compute_node.server.usage import timings_of, usage_of
 from compute_node.serving.requests import Done, Event, PromptScores, Request, Token
 from compute_node.text.parsers.pieces import Content, Piece, PlainText
-from compute_node.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionRequest", "answer_completion"]
 
@@ -71,17 +70,16 @@ async def answer_completion(service: Service, body: CompletionRequest) -> Answer
         raise Problem(400, "suffix is not supported: the model continues texts", param="suffix")
     if body.best_of is not None and body.best_of != body.choices:
         raise Problem(400, "best_of is not supported beyond n", param="best_of")
-    tokenizer = service.text_parts()
     prompts = body.prompts()
     if len(prompts) * body.choices > _MAX_PROMPTS:
         raise Problem(400, f"{len(prompts)} prompts of {body.choices} choices are more than {_MAX_PROMPTS}", param="n")
-    echo, rules = bool(body.echo), TextRules(tokenizer, stops=body.stops, stop_tokens=service.stop_tokens)
+    echo, rules = bool(body.echo), TextRules(service.text_parts(), stops=body.stops, stop_tokens=service.stop_tokens)
     only_echo = body.max_tokens == 0
     if only_echo and not echo:
         raise Problem(400, "max_tokens 0 needs echo", param="max_tokens")
     requests, choices = [], []
     for prompt in prompts:
-        tokens = tuple(await service.elsewhere(_tokens, service, tokenizer, prompt))
+        tokens = tuple(await service.elsewhere(_tokens, service, prompt))
         asked = _LEAST_DEFAULT if body.max_tokens is None and service.defaults.max_tokens is None else body.max_tokens
         for params in body.params(
             service.defaults,
@@ -108,8 +106,8 @@ async def answer_completion(service: Service, body: CompletionRequest) -> Answer
     return AnswerResponse(Answering(service.engine, service.mailbox, requests), writer, stream=bool(body.stream))
 
 
-def _tokens(service: Service, tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
-    tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+def _tokens(service: Service, prompt: str | list[int]) -> list[int]:
+    tokens = service.tokens_of(prompt) if isinstance(prompt, str) else prompt
     if not tokens:
         raise Problem(400, "the prompt has no tokens: give some text to continue", param="prompt")
     if max(tokens) >= service.vocabulary:

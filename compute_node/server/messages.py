@@ -50,7 +50,7 @@ async def count_tokens(service: Service, body: CountRequest) -> int:
         TierdError: the same, from the text side.
     """
     service.check_model(body.model)
-    _, prompt = await service.elsewhere(render_prompt, service, body.conversation())
+    _, prompt = await service.elsewhere(render_prompt, service, body.conversation(), most=service.most_counted)
     return len(prompt)
 
 

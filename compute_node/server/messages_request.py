@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from compute_node.server.chat_request import MAX_MESSAGES, MAX_TOOLS, NO_PARAMETERS, Conversation
+from compute_node.server.json_body import JsonFields
 from compute_node.server.problem import Problem
 from compute_node.server.sampling import SamplingFields, Stop
 from compute_node.text.parsers.pieces import Tools
@@ -16,7 +17,7 @@ from compute_node.text.schema_limits import check_schema
 __all__ = ["CountRequest", "MessagesRequest"]
 
 
-class _Block(BaseModel):
+class _Block(JsonFields):
     """A part of a message: text, a tool's use or its result, or thoughts."""
 
     model_config = ConfigDict(extra="allow")
@@ -34,30 +35,30 @@ class _Block(BaseModel):
 _Content = str | Annotated[list[_Block], Field(max_length=1024, fail_fast=True)]
 
 
-class _Message(BaseModel):
+class _Message(JsonFields):
     role: Literal["user", "assistant"]
     content: _Content
 
 
-class _Tool(BaseModel):
+class _Tool(JsonFields):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
     description: str | None = None
     input_schema: dict[str, JsonValue] | None = None
     type: Annotated[str, Field(max_length=64)] | None = None
 
 
-class _ToolChoice(BaseModel):
+class _ToolChoice(JsonFields):
     type: Literal["auto", "any", "tool", "none"]
     name: Annotated[str, Field(max_length=64)] | None = None
     disable_parallel_tool_use: bool = False
 
 
-class _Thinking(BaseModel):
+class _Thinking(JsonFields):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
 
 
-class CountRequest(BaseModel):
+class CountRequest(JsonFields):
     """The body of a request to /v1/messages/count_tokens, and what /v1/messages shares with it."""
 
     model: Annotated[str, Field(max_length=256)]

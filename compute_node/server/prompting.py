@@ -39,14 +39,21 @@ class Prepared:
     rules: TextRules
 
 
-def render_prompt(service: Service, conversation: Conversation) -> tuple[str, tuple[int, ...]]:
+def render_prompt(
+    service: Service, conversation: Conversation, *, most: int | None = None
+) -> tuple[str, tuple[int, ...]]:
     """The prompt as text and as token ids; takes a while for long conversations.
 
+    Args:
+        service: with the template and the tokenizer.
+        conversation: what was said so far.
+        most: a prompt that has surely more tokens is refused before all of it is read; None: the context.
+
     Raises:
-        Problem: the model has no template.
+        Problem: the model has no template, or the prompt is far too long.
         UsageError: the template refuses the messages.
     """
-    tokenizer, template = service.chat_parts()
+    _, template = service.chat_parts()
     messages = [_adapted(message, template) for message in conversation.messages]
     tools = conversation.described or None
     try:
@@ -57,7 +64,7 @@ def render_prompt(service: Service, conversation: Conversation) -> tuple[str, tu
         if written == messages:
             raise
         text = template.render(written, tools=tools, extra=conversation.extra)
-    return text, tuple(tokenizer.encode(text, special_tokens=False))
+    return text, tuple(service.tokens_of(text, special_tokens=False, most=most))
 
 
 def _adapted(message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:

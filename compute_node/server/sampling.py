@@ -6,10 +6,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from compute_node.engine.generate import GenerationParams
 from compute_node.engine.sampler import Sampling
+from compute_node.server.json_body import JsonFields
 from compute_node.server.problem import Problem
 
 __all__ = ["MAX_CHOICES", "Defaults", "SamplingFields"]
@@ -47,7 +48,7 @@ class Defaults:
     answer_seconds: float
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(JsonFields):
     """Fields that chat and completion requests share. Unknown fields are ignored, as OpenAI's servers do."""
 
     model_config = ConfigDict(allow_inf_nan=False, protected_namespaces=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from compute_node.server.answering import ServingEngine
 from compute_node.server.mailbox import Mailbox
@@ -18,6 +18,8 @@ from compute_node.text.parsers.choose import AnswerForm
 from compute_node.text.tokenizer import Tokenizer
 
 __all__ = ["Service"]
+
+_MOST_COUNTED: Final = 1 << 16
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -92,11 +94,33 @@ class Service:
             )
         return tokenizer, self.template
 
+    @property
+    def most_counted(self) -> int:
+        """Tokens of a text that is only to be counted, or shown as tokens: a second or two of a core."""
+        return max(self.context, _MOST_COUNTED)
+
     async def elsewhere(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
         """Runs what may take a while (templates, tokenizer, grammars) beside the loop, a few at a time."""
         return await asyncio.to_thread(function, *args, **kwargs)
+
+    def tokens_of(self, text: str, *, special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of a text; takes a while for a long one.
+
+        Args:
+            text: a prompt, or anything else.
+            special_tokens: as `Tokenizer.encode` has it.
+            most: a text that has surely more tokens is refused before all of it is read; None: the context.
+
+        Raises:
+            Problem: it is too long.
+            UsageError: it holds a lone surrogate.
+        """
+        tokenizer, most = self.text_parts(), self.context if most is None else most
+        if tokenizer.surely_longer(text, most):
+            raise _too_long(f"more than {most}", self.context)
+        return tokenizer.encode(text, special_tokens=special_tokens)
 
     def room_after(self, prompt: int) -> int:
         """Tokens that fit after a prompt.
@@ -105,10 +129,14 @@ class Service:
             Problem: the prompt alone does not fit.
         """
         if prompt >= self.context:
-            raise Problem(
-                400,
-                f"the prompt has {prompt} tokens, and the context of this model is {self.context} tokens: "
-                "shorten the conversation, or start the server with a larger --context",
-                code="context_length_exceeded",
-            )
+            raise _too_long(str(prompt), self.context)
         return self.context - prompt
+
+
+def _too_long(tokens: str, context: int) -> Problem:
+    return Problem(
+        400,
+        f"the prompt has {tokens} tokens, and the context of this model is {context} tokens: "
+        "shorten the conversation, or start the server with a larger --context",
+        code="context_length_exceeded",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import partial
+from typing import Final
 
 import tokenizers
 
@@ -15,6 +16,10 @@ from tierd.errors import UnsupportedModel, UsageError
 __all__ = ["Tokenizer"]
 
 FILE = "tokenizer.json"
+
+_MANY_CHARACTERS: Final = 8
+"""Of a token, on average over a long text: more is rare, and never seen where people write."""
+_LEAST_PIECE: Final = 4096
 
 
 class Tokenizer:
@@ -31,6 +36,9 @@ class Tokenizer:
         try:
             text = content.decode()
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            # Left by those who published it: texts are encoded whole, and nothing else.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
             decoder = json.loads(text).get("decoder")
         except Exception as error:  # noqa: BLE001  (the library raises plain Exception, with a message of its own)
             raise UnsupportedModel(f"{FILE} cannot be read: {error}") from None
@@ -68,6 +76,29 @@ class Tokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
         except TypeError:
             raise UsageError("the text holds a lone surrogate (U+D800 to U+DFFF), which is no character") from None
+
+    def surely_longer(self, text: str, tokens: int) -> bool:
+        """Whether a text has more than so many tokens, told without encoding all of one that is far longer.
+
+        A text is encoded in one call, which takes seconds for megabytes and which nothing can end. So of a text of
+        many characters pieces are encoded first, until they have twice the tokens that are asked about: a cut changes
+        but a few tokens beside it.
+
+        Args:
+            text: any Unicode text.
+            tokens: at least 1.
+
+        Raises:
+            UsageError: the text holds a lone surrogate, which is no character.
+        """
+        if len(text) <= _MANY_CHARACTERS * tokens:
+            return False
+        size, found = max(tokens, _LEAST_PIECE), 0
+        for start in range(0, len(text), size):
+            found += len(self.encode(text[start : start + size], special_tokens=False))
+            if found > 2 * tokens:
+                return True
+        return False
 
     def decode(self, token_ids: list[int], *, skip_special: bool = True) -> str:
         """Text of token ids; invalid bytes become U+FFFD."""

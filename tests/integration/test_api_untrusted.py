@@ -169,6 +169,7 @@ def test_a_body_that_is_wrong_everywhere_is_refused_at_its_first_fault(server):
         ("chat/completions", beginning + b'"functions": [' + rb'"\ud800",' * 80_000 + b"1]}"),
         ("chat/completions", beginning + b'"functions": [' + b"NaN," * 200_000 + b"1]}"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": [' + b"{}," * 300_000 + b"1]}]}"),
+        ("completions", b'{"prompt": "a"' + b',"":1' * 150_000 + b"}"),
     ):
         answer = web.post(f"{server.url}/v1/{path}", content=body, headers=given)
         assert answer.status_code == 400, answer.text
@@ -210,6 +211,46 @@ def test_broken_json_is_told_with_its_place(server):
 def test_of_a_value_that_may_be_of_several_kinds_the_fault_of_the_likeliest_is_told(server):
     error = ask(server, body=SHORT | {"prompt": [1, -1]}).json()["error"]
     assert error["message"].endswith(".1: Input should be greater than or equal to 0")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("completions", "max_tokens", "5"),
+        ("completions", "max_tokens", True),
+        ("completions", "max_tokens", 5.0),
+        ("completions", "temperature", "0.5"),
+        ("completions", "top_k", True),
+        ("completions", "echo", 1),
+        ("completions", "stream", "true"),
+        ("completions", "stop_token_ids", ["1"]),
+        ("completions", "logit_bias", {"5": "1"}),
+        ("chat/completions", "top_logprobs", "1"),
+        ("chat/completions", "stream_options", {"include_usage": "yes"}),
+        ("messages", "top_p", "0.5"),
+        ("messages", "thinking", {"type": "enabled", "budget_tokens": "64"}),
+    ],
+)
+def test_numbers_and_switches_are_those_of_json(server, path, field, value):
+    body = SHORT | {"messages": [{"role": "user", "content": "hi"}]} | {field: value}
+    error = ask(server, f"/v1/{path}", body=body).json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(field)
+
+
+def test_a_text_that_is_far_too_long_is_refused_wherever_it_stands(server):
+    text = "a b " * 200_000
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    for path, body in (
+        ("/v1/completions", SHORT | {"prompt": text}),
+        ("/v1/completions", SHORT | {"prompt": ["It was", text]}),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/messages/count_tokens", chat),
+        ("/tokenize", {"text": text}),
+    ):
+        error = ask(server, path, body=body).json()["error"]
+        assert re.match(r"the prompt has more than (192|65536) tokens", error["message"]), error
 
 
 def test_a_body_of_another_type_is_told_what_is_missing(server):

@@ -53,6 +53,39 @@ def streamed(tokenizer, token_ids, **how):
     return [stream.push(token_id) for token_id in token_ids] + [stream.flush()]
 
 
+class Counting(Tokenizer):
+    """Counts the characters that are encoded."""
+
+    read = 0
+
+    def encode(self, text, **how):
+        self.read += len(text)
+        return super().encode(text, **how)
+
+
+@pytest.mark.parametrize("text", ["a b ", "a", " ", "It was a fine morning. ", "漢字"])
+def test_a_text_that_is_far_too_long_is_not_read_to_its_end(text):
+    tokenizer = Counting((embedded.path() / "tokenizer.json").read_bytes())
+    assert tokenizer.surely_longer(text * 1_000_000, 100)
+    assert tokenizer.read < 100_000
+
+
+@pytest.mark.parametrize("text", ["a b ", "a", " ", "It was a fine morning. ", "漢字"])
+def test_no_text_that_fits_is_taken_for_one_that_is_too_long(text):
+    whole = text * 5000
+    tokens = len(EMBEDDED.encode(whole))
+    assert not EMBEDDED.surely_longer(whole, tokens)
+    assert EMBEDDED.surely_longer(whole, tokens // 1000)
+
+
+def test_what_publishers_left_of_truncation_and_padding_does_nothing():
+    library = Library.from_str((embedded.path() / "tokenizer.json").read_text())
+    library.enable_truncation(4)
+    library.enable_padding(length=64)
+    text = "It was a fine morning, and the ladies were out."
+    assert Tokenizer(library.to_str().encode()).encode(text) == EMBEDDED.encode(text)
+
+
 def test_characters_are_held_until_all_their_bytes_are_there():
     token_ids = BYTES.encode("😀é漢")
     assert len(token_ids) == 4 + 2 + 3
