@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 from tierd import __version__
 from tierd.errors import TierdError
 from tierd.outline import add_outline, words_of
+from tierd.path_arguments import refuse_empty_paths
 from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
 
 __all__ = ["COMMANDS", "build_app", "main"]
@@ -111,6 +112,7 @@ def build_app(wanted: Sequence[str] | None = None) -> typer.Typer:
     else:
         add_outline(app, {command: summary for command, (_, summary) in COMMANDS.items()})
     join_help_lines(app)
+    refuse_empty_paths(app)
     return app
 
 

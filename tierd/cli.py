@@ -13,6 +13,7 @@ from tierd import __version__
 from tierd.errors import TierdError
 from tierd.observe.logs import configure_logs
 from tierd.outline import add_outline, words_of
+from tierd.path_arguments import refuse_empty_paths
 from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
 
 __all__ = ["COMMANDS", "build_app", "main"]
@@ -76,6 +77,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
         for name in COMMANDS if wanted is None else [wanted]:
             import_module(f"tierd.commands.{name}").register(app)
     join_help_lines(app)
+    refuse_empty_paths(app)
     return app
 
 

@@ -10,10 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tierd.errors import UsageError
+from tierd.path_arguments import holds_path
 from tierd.small_files import read_at_most
 
 __all__ = ["HistoryMode", "LayeredSettings", "PrefetchMode", "ProfileMode", "ServeSettings"]
@@ -51,6 +53,16 @@ class LayeredSettings(BaseSettings):
     """Base of all settings: `load` puts flags over environment over file over defaults."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_empty_path(cls, value: Any, about: ValidationInfo) -> Any:
+        """An empty one would be the working directory, which nobody means."""
+        if about.field_name is not None and holds_path(cls.model_fields[about.field_name].annotation):
+            several = isinstance(value, (list, tuple))
+            if value == "" or (several and "" in value):
+                raise PydanticCustomError("empty_path", "it is empty, and names no file or directory")
+        return value
 
     @classmethod
     def settings_customise_sources(

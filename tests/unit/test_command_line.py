@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from typer.exceptions import TyperException
 from typer.main import get_command
 
 import compute_node.cli
 from tierd import commands
 from tierd.cli import COMMANDS, build_app
+from tierd.errors import UsageError
 
 
 def test_every_module_with_a_command_is_listed():
@@ -75,3 +78,29 @@ def test_any_text_can_be_printed_whatever_the_locale_and_whatever_came_closed():
         check=True,
     )
     assert done.stdout.decode() == "\u2713 \\udcff 3\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", "x", ""],
+        ["convert", "", "x"],
+        ["serve", "--also", "", "x"],
+        ["serve", "--tls-cert", "", "x"],
+        ["doctor", "--mirror", "", "x"],
+        ["mirror", "stage", "x", ""],
+        ["stats", ""],
+        ["scrub", ""],
+        ["mirror", "add", "", "x"],
+        ["mirror", "add", "x", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_working_directory(words):
+    with pytest.raises((TyperException, UsageError), match=r"is empty|names no directory"):
+        build_app(words[0])(words, standalone_mode=False)
+
+
+@pytest.mark.parametrize("words", [["generate", "", "-p", "x"], ["generate", "x", "--tls-ca", ""], ["eval", "", "x"]])
+def test_an_empty_path_is_nothing_to_a_node_either(words):
+    with pytest.raises((TyperException, UsageError), match="is empty"):
+        compute_node.cli.build_app(words)(words, standalone_mode=False)

@@ -66,3 +66,13 @@ def test_a_wrong_environment_variable_is_refused_by_name(load, monkeypatch):
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match=r"nothing\.toml"):
         ServeSettings.load(config=tmp_path / "nothing.toml", table="serve", flags={})
+
+
+def test_an_empty_path_is_refused_wherever_it_comes_from(load, monkeypatch):
+    with pytest.raises(UsageError, match=r"setting also: it is empty"):
+        load(also=("",))
+    with pytest.raises(UsageError, match=r"setting token_file: it is empty"):
+        load('[serve]\ntoken_file = ""')
+    monkeypatch.setenv("TIERD_STATE_DIR", "")
+    with pytest.raises(UsageError, match=r"setting state_dir: it is empty"):
+        load()

@@ -60,6 +60,8 @@ def open_source(
     say = tell if tell is not None else _say
     far = far or FarOptions()
     far.check()
+    if not store:
+        raise UsageError("STORE is empty", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon.")
     node = _Node(name=name, numerics=numerics, kernel_path=kernel_path, patience=patience, messages=messages, tell=say)
     directory = Path(store)
     if directory.is_dir():

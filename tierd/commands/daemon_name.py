@@ -18,6 +18,8 @@ def daemon_address(name: str, *, option: str) -> Address:
         UsageError: it is nothing of the kind.
         DaemonUnavailable: nobody listens on the socket.
     """
+    if not name:
+        raise UsageError(f"{option} is empty", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon.")
     directory = Path(name)
     if directory.is_dir():
         address = default_socket(directory)

@@ -58,6 +58,8 @@ def scrub(
             raise UsageError("--repair and --from go with a directory, not with a daemon")
         _scrub_daemon(parse_address(target, option="DAEMON"), rate, as_json=as_json)
         return
+    if not target:
+        raise UsageError("DIR is empty", hint="Name a store, a mirror, or unix:PATH of a daemon.")
     _scrub_directory(Path(target), source, rate, repair=repair, as_json=as_json)
 
 
