@@ -1,28 +1,37 @@
-"""A GGUF of a real geometry with random weights, so that llama.cpp can do the same work.
+"""A model of random weights as a GGUF: the very same weights, so that llama.cpp does the same work.
 
-Experts are Q4_0, other matrices Q8_0, norms float32: about the bytes of this project's int4-g64 and int8. Needs the
-package `gguf`.
+Experts become Q4_0 and other matrices Q8_0. Their blocks of 32 get the scale of the group or row that they lie in, so
+nothing is rounded anew; the router, which has to be float32 there, is written out. Needs the package `gguf`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.errors import UsageError
+from compute_node.bench.random_model import RandomModel
+from tierd.errors import LimitExceeded, UsageError
 from tierd.extras import install_hint
 
-__all__ = ["ARCHITECTURES", "byte_tokens", "write_gguf"]
+__all__ = ["ARCHITECTURES", "byte_tokens", "q4_blocks", "q8_blocks", "write_gguf"]
 
 ARCHITECTURES: Final = {"olmoe": "olmoe", "qwen3_moe": "qwen3moe"}
 """Names of families here and in GGUF."""
+_LAYER: Final = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate",
+}  # fmt: skip
+"""Names of a layer's dense tensors in GGUF and in checkpoints; both turn halves of heads against each other."""
 
-_Q4_BYTES, _Q8_BYTES, _BLOCK = 18, 34, 32
-_POOL_BYTES: Final = 8 << 20
+_BLOCK: Final = 32
+"""Weights of a block, which follow its float16 scale: half a byte each in Q4_0, a byte in Q8_0."""
+_EXPERT_PARTS: Final = ("gate", "up", "down")
 
 
 def byte_tokens() -> list[str]:
@@ -35,87 +44,115 @@ def byte_tokens() -> list[str]:
     return found
 
 
-def _blocks(rows: int, cols: int, block_bytes: int, pool: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Quantised rows of random codes, uint8 [rows, bytes]; each block begins with its float16 scale."""
-    per_row = cols // _BLOCK
-    count = rows * per_row
-    flat = np.resize(pool, count * block_bytes).reshape(count, block_bytes)
-    levels = 4.6 if block_bytes == _Q4_BYTES else 74
-    flat[:, :2] = np.array([cols**-0.5 / levels], np.float16).view(np.uint8)
-    return flat.reshape(rows, per_row * block_bytes)
+def q4_blocks(packed: NDArray[np.uint8], scales: NDArray[np.float16], cols: int) -> NDArray[np.uint8]:
+    """Q4_0 of an `int4-g64` matrix.
+
+    A byte of a block holds one weight of the block's first half below and one of its second half above, both as codes
+    0 to 15 that stand for code minus 8, as here.
+
+    Args:
+        packed: uint8 [rows, cols / 2], see `compute_node.kernels.matrix`.
+        scales: float16 [rows, cols / 64].
+        cols: of the matrix, a multiple of 128.
+
+    Returns:
+        uint8 [rows, bytes of a row].
+    """
+    rows = len(packed)
+    pairs = packed.reshape(rows, -1, 1, 64)
+    codes = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(rows, cols // _BLOCK, 2, _BLOCK // 2)
+    found = np.empty((rows, cols // _BLOCK, 2 + _BLOCK // 2), np.uint8)
+    found[..., :2] = np.repeat(scales, 2, axis=1).view(np.uint8).reshape(rows, cols // _BLOCK, 2)
+    np.bitwise_or(codes[:, :, 0], codes[:, :, 1] << 4, out=found[..., 2:])
+    return found.reshape(rows, -1)
 
 
-def write_gguf(path: Path, config: Mapping[str, Any]) -> None:
+def q8_blocks(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Q8_0 of an `int8` matrix, int8 [rows, cols] and float32 [rows] of scales that float16 can hold."""
+    rows, cols = codes.shape
+    narrow = scales.astype(np.float16)
+    if not np.array_equal(narrow.astype(np.float32), scales):
+        raise LimitExceeded("a scale of an int8 matrix is no float16, as GGUF wants it")
+    found = np.empty((rows, cols // _BLOCK, 2 + _BLOCK), np.uint8)
+    found[..., :2] = narrow.view(np.uint8).reshape(rows, 1, 2)
+    found[..., 2:] = codes.view(np.uint8).reshape(rows, -1, _BLOCK)
+    return found.reshape(rows, -1)
+
+
+def write_gguf(path: Path, model: RandomModel, tell: Callable[[str], None] = lambda _line: None) -> None:
     """Writes the file.
 
     Args:
         path: of the file; replaced.
-        config: config.json of an OLMoE or Qwen3-MoE model.
+        model: an OLMoE or Qwen3-MoE one with experts in int4-g64.
+        tell: takes a line when a layer begins.
 
     Raises:
-        UsageError: another family, or the package `gguf` is not installed.
+        UsageError: another family, routing that llama.cpp does otherwise, or the package `gguf` is not installed.
     """
     try:
         import gguf  # noqa: PLC0415 - an extra that only this measurement needs
     except ImportError:
         raise UsageError("the package gguf is not installed", hint=install_hint("llama-cpp")) from None
+    config: dict[str, Any] = json.loads(model.read_file("config.json"))
     name = ARCHITECTURES.get(str(config["model_type"]))
     if name is None:
         raise UsageError(f"no GGUF for {config['model_type']}", hint=f"Known: {', '.join(ARCHITECTURES)}.")
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    kv, width = int(config["num_key_value_heads"]), int(config.get("head_dim", hidden // heads))
-    layers, experts = int(config["num_hidden_layers"]), int(config["num_experts"])
-    wide = int(config.get("moe_intermediate_size", config["intermediate_size"]))
-    vocabulary = int(config["vocab_size"])
+    if bool(config["norm_topk_prob"]) != (name == "qwen3moe"):
+        raise UsageError(f"llama.cpp knows {name} with norm_topk_prob {name == 'qwen3moe'} only")
     writer = gguf.GGUFWriter(str(path), name, use_temp_file=False)
-    _add_sizes(writer, config, kv=kv, width=width, wide=wide)
+    _add_sizes(writer, config)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
-    _add_vocabulary(writer, gguf, vocabulary, "olmo" if name == "olmoe" else "qwen2")
-    pool = np.random.Generator(np.random.Philox(3)).integers(0, 256, _POOL_BYTES + 2, np.uint8)
+    _add_vocabulary(writer, gguf, int(config["vocab_size"]), "olmo" if name == "olmoe" else "qwen2")
 
-    def matrix(tensor: str, rows: int, cols: int, *, quant: str = "Q8_0", copies: int = 1) -> None:
-        block = _Q4_BYTES if quant == "Q4_0" else _Q8_BYTES
-        data = _blocks(rows * copies, cols, block, pool)
-        shaped = data.reshape(copies, rows, -1) if copies > 1 else data
-        writer.add_tensor(tensor, shaped, raw_dtype=gguf.GGMLQuantizationType[quant])
-
-    def vector(tensor: str, length: int) -> None:
-        writer.add_tensor(tensor, np.ones(length, np.float32))
-
-    matrix("token_embd.weight", vocabulary, hidden)
-    vector("output_norm.weight", hidden)
-    matrix("output.weight", vocabulary, hidden)
-    for layer in range(layers):
-        p = f"blk.{layer}."
-        for norm in ("attn_norm", "ffn_norm"):
-            vector(f"{p}{norm}.weight", hidden)
-        for projection, rows, cols in (
-            ("attn_q", heads * width, hidden),
-            ("attn_k", kv * width, hidden),
-            ("attn_v", kv * width, hidden),
-            ("attn_output", hidden, heads * width),
-        ):
-            matrix(f"{p}{projection}.weight", rows, cols)
-        for norm, count in (("attn_q_norm", heads), ("attn_k_norm", kv)):
-            vector(f"{p}{norm}.weight", count * width if name == "olmoe" else width)
-        router = np.random.Generator(np.random.Philox(layer)).standard_normal((experts, hidden), np.float32)
-        writer.add_tensor(f"{p}ffn_gate_inp.weight", router * np.float32(hidden**-0.5))
-        for part, rows, cols in (("gate", wide, hidden), ("up", wide, hidden), ("down", hidden, wide)):
-            matrix(f"{p}ffn_{part}_exps.weight", rows, cols, quant="Q4_0", copies=experts)
+    for tensor, source in (("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")):
+        _add_dense(writer, gguf, model, tensor, source)
+    for number, entry in enumerate(model.geometry.layers, 1):
+        tell(f"the same weights as GGUF, layer {number} of {len(model.geometry.layers)}")
+        for tensor, source in _LAYER.items():
+            _add_dense(writer, gguf, model, f"blk.{entry.layer}.{tensor}", f"model.layers.{entry.layer}.{source}")
+        for part, blocks in _experts(model, entry.layer, entry.experts).items():
+            kind = gguf.GGMLQuantizationType.Q4_0
+            writer.add_tensor(f"blk.{entry.layer}.ffn_{part}_exps.weight", blocks, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_sizes(writer: Any, config: Mapping[str, Any], *, kv: int, width: int, wide: int) -> None:
+def _add_dense(writer: Any, gguf: Any, model: RandomModel, tensor: str, source: str) -> None:
+    found = model.read_dense(f"{source}.weight")
+    if found.scales is None:
+        writer.add_tensor(f"{tensor}.weight", found.data)
+    elif source.endswith("mlp.gate"):
+        writer.add_tensor(f"{tensor}.weight", found.data * found.scales[:, None])
+    else:
+        blocks = q8_blocks(found.data, found.scales)
+        writer.add_tensor(f"{tensor}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+
+def _experts(model: RandomModel, layer: int, experts: int) -> dict[str, NDArray[np.uint8]]:
+    """The experts of a layer, uint8 [experts, rows, bytes of a row], by part."""
+    layout = model.geometry.layout(layer)
+    found: dict[str, list[NDArray[np.uint8]]] = {part: [] for part in _EXPERT_PARTS}
+    for expert in range(experts):
+        views = layout.views(model.read_record(layer, expert))
+        for part, blocks in found.items():
+            blocks.append(q4_blocks(views[part], views[f"{part}.scales"], 2 * views[part].shape[1]))
+    return {part: np.stack(blocks) for part, blocks in found.items()}
+
+
+def _add_sizes(writer: Any, config: Mapping[str, Any]) -> None:
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("head_dim", int(config["hidden_size"]) // heads))
+    wide = int(config.get("moe_intermediate_size", config["intermediate_size"]))
     writer.add_context_length(int(config["max_position_embeddings"]))
     writer.add_embedding_length(int(config["hidden_size"]))
     writer.add_block_count(int(config["num_hidden_layers"]))
     writer.add_feed_forward_length(wide)
     writer.add_expert_feed_forward_length(wide)
-    writer.add_head_count(int(config["num_attention_heads"]))
-    writer.add_head_count_kv(kv)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(int(config["num_key_value_heads"]))
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))

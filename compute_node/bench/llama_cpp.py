@@ -1,4 +1,7 @@
-"""The same geometry in llama.cpp, by the package `xllamacpp`: decode and prefill, in turn with this node."""
+"""The same model in llama.cpp, by the package `xllamacpp`: decode and prefill, in turn with this node.
+
+Both sides have the same weights: what they say of the token behind a prompt shows whether they compute the same.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,19 @@ from compute_node.bench.step_speed import resident
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.cores import default_threads
 from compute_node.engine.executor import Executor
+from compute_node.engine.likelihood import log_probabilities
 from compute_node.engine.model import Model, ModelOptions
+from tierd.client.source import Phase
 from tierd.errors import TierdError, UsageError
 from tierd.extras import install_hint
 from tierd.store.reading import huge_page_buffer
 
 __all__ = ["LlamaCpp", "measure_llama_cpp"]
 
+_ASKED: Final = 8
+"""Of the likeliest tokens behind the prompt, so many log-probabilities are compared."""
+_MOST_APART: Final = 1.0
+"""In these: beyond it the two sides do not compute the same, and the run is void."""
 _LEAST_SHARE: Final = 0.45
 """Of plain read bandwidth: below it llama.cpp spun against others for its cores, and the run is void."""
 
@@ -60,14 +69,30 @@ class LlamaCpp:
         Raises:
             TierdError: it reported no times.
         """
-        answer = self._server.handle_completions({
-            "prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False,
-        })  # fmt: skip
-        content = json.loads(answer) if isinstance(answer, str | bytes) else answer
-        times = content.get("timings") if isinstance(content, dict) else None
+        content = self._complete(prompt, tokens)
+        times = content.get("timings")
         if not times:
             raise TierdError(f"llama.cpp gave no times: {str(content)[:200]}")
         return {"decode": float(times["predicted_per_second"]), "prefill": float(times["prompt_per_second"])}
+
+    def likeliest(self, prompt: list[int]) -> dict[int, float]:
+        """Log-probabilities of the likeliest tokens behind a prompt.
+
+        Raises:
+            TierdError: it reported none.
+        """
+        content = self._complete(prompt, 1, n_probs=_ASKED)
+        try:
+            first = content["choices"][0]["logprobs"]["content"][0]
+            return {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
+        except (KeyError, IndexError, TypeError) as error:
+            raise TierdError(f"llama.cpp gave no probabilities: {str(content)[:200]}") from error
+
+    def _complete(self, prompt: list[int], tokens: int, **more: int) -> dict[str, Any]:
+        wanted = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        answer = self._server.handle_completions(wanted | more)
+        content = json.loads(answer) if isinstance(answer, str | bytes) else answer
+        return content if isinstance(content, dict) else {"answer": content}
 
 
 def measure_llama_cpp(
@@ -95,14 +120,14 @@ def measure_llama_cpp(
     sides: dict[str, list[dict[str, float]]] = {"ours": [], "llama_cpp": []}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llama-cpp-")))
-        tell("writing a GGUF")
-        write_gguf(folder / "model.gguf", config)
+        random = RandomModel(config)
+        write_gguf(folder / "model.gguf", random, tell)
         context = prompt + tokens + 8
         theirs = LlamaCpp(folder / "model.gguf", threads=count, context=max(256, -(-context // 256) * 256))
-        random = RandomModel(config)
         options = ModelOptions(numerics="fast", context=context, rows=rows, threads=count)
         model = stack.enter_context(Model(resident(random, tell), options))
         ids = np.random.Generator(np.random.Philox(5)).integers(0, 256, prompt).tolist()
+        difference = _difference(model, ids, theirs.likeliest(ids))
         buffer = huge_page_buffer(1 << 30)
         buffer.view(np.int64)[:] = 1
         read, _ = plain_read(buffer)
@@ -124,13 +149,30 @@ def measure_llama_cpp(
         "decode_ratio": _ratio(sides, "decode"),
         "prefill_ratio": _ratio(sides, "prefill"),
         "llama_cpp_bandwidth_share": share,
+        "largest_logprob_difference": difference,
         **facts,
-        "void": facts["void"] or share < _LEAST_SHARE,
+        "void": facts["void"] or share < _LEAST_SHARE or difference > _MOST_APART,
         "bytes_per_token": bytes_per_token,
         "read_bytes_per_second": plain,
         "threads": count,
         **sides,
     }
+
+
+def _difference(model: Model, prompt: list[int], theirs: dict[int, float]) -> float:
+    """How far the two sides are apart in what they say of the token behind a prompt.
+
+    Both quantise activations, each in its own way, so a router may choose otherwise where two experts are nearly equal.
+    """
+    sequence = model.cache.take()
+    logits = None
+    for start in range(0, len(prompt), model.rows):
+        part = prompt[start : start + model.rows]
+        logits = model.extend(sequence, part, phase=Phase.PREFILL, logits_of=(-1,))
+    assert logits is not None
+    ours = log_probabilities(np.repeat(logits[-1:], len(theirs), axis=0), list(theirs))
+    model.cache.give_back(sequence)
+    return float(np.abs(ours - list(theirs.values())).max())
 
 
 def _ours(model: Model, prompt: int, tokens: int) -> dict[str, float]:

@@ -147,12 +147,12 @@ class RandomModel:
         return self._config
 
     def read_dense(self, name: str) -> DenseTensor:
-        """An int8 matrix with row scales that keep its outputs near one, or ones in any other shape."""
+        """An int8 matrix with row scales that keep its outputs near one and fit a float16; ones in any other shape."""
         shape = self._shapes[name]
         if len(shape) != 2:
             return DenseTensor(dtype="f32", data=np.ones(shape, np.float32), scales=None)
         data = self._bytes(shape[0] * shape[1], zlib.crc32(name.encode())).view(np.int8).reshape(shape)
-        spread = np.float32(shape[1] ** -0.5 / 74)
+        spread = np.float16(shape[1] ** -0.5 / 74)
         return DenseTensor(dtype="i8", data=data, scales=np.full(shape[0], spread, np.float32))
 
     def read_record(self, layer: int, expert: int) -> NDArray[np.uint8]:

@@ -53,5 +53,7 @@ def llama_cpp(
         table.add_row(figure, f"{ours:.1f}", f"{theirs:.1f}", f"{found[f'{figure}_ratio']:.2f}")
     console = Console(highlight=False)
     console.print(table)
+    apart = found["largest_logprob_difference"]
+    console.print(f"Both have the same weights; what they say of the next token is {apart:.2f} apart at most (nats).")
     if found["void"]:
         console.print("Void: the machine was not free enough. Repeat it on a quiet one.")

@@ -9,12 +9,18 @@ import pytest
 
 from compute_node.bench import llama_cpp
 from compute_node.bench.geometries import geometry_named
-from compute_node.bench.gguf_file import _blocks, byte_tokens, write_gguf
-from tierd.errors import UsageError
+from compute_node.bench.gguf_file import byte_tokens, q4_blocks, q8_blocks, write_gguf
+from compute_node.bench.random_model import RandomModel
+from compute_node.kernels import Matrix, dequantise
+from tierd.errors import LimitExceeded, UsageError
 
 TINY = geometry_named("olmoe-1b-7b").config | {
     "hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,
     "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 320, "num_hidden_layers": 2,
+}  # fmt: skip
+MIXTRAL = geometry_named("mixtral-8x7b").config | {
+    "hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320,
+    "num_hidden_layers": 1,
 }  # fmt: skip
 
 
@@ -24,26 +30,47 @@ def test_every_byte_has_a_character_of_its_own():
     assert byte_tokens()[ord(" ")] == "\u0120"
 
 
-@pytest.mark.parametrize(("block", "levels"), [(18, 4.6), (34, 74)])
-def test_blocks_begin_with_a_scale_that_keeps_outputs_near_one(block, levels):
-    pool = np.arange(1001, dtype=np.uint32).astype(np.uint8)
-    rows = _blocks(3, 64, block, pool)
-    assert rows.shape == (3, 2 * block)
-    scales = np.ascontiguousarray(rows.reshape(6, block)[:, :2]).view(np.float16)
-    assert (scales == np.float16(64**-0.5 / levels)).all()
-    assert len(np.unique(rows.reshape(6, block)[:, 2:])) > 8
+def test_blocks_of_four_bits_hold_the_same_weights():
+    generator = np.random.default_rng(1)
+    packed = generator.integers(0, 256, (5, 128), np.uint8)
+    scales = generator.random((5, 4)).astype(np.float16)
+    blocks = q4_blocks(packed, scales, 256).reshape(5, 8, 18)
+    # As llama.cpp reads them: a half-precision scale, then sixteen bytes of low halves before high ones.
+    wide = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    codes = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=2).astype(np.float32) - 8
+    matrix = Matrix("int4-g64", 5, 256, packed, scales)
+    assert np.array_equal((codes * wide).reshape(5, 256), dequantise(matrix))
+
+
+def test_blocks_of_eight_bits_hold_the_same_weights():
+    codes = np.random.default_rng(2).integers(-128, 128, (3, 64), np.int8)
+    scales = np.array([0.5, 0.25, 0.0009765625], np.float32)
+    blocks = q8_blocks(codes, scales).reshape(3, 2, 34)
+    wide = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8) * wide
+    assert np.array_equal(values.reshape(3, 64), codes * scales[:, None])
+    with pytest.raises(LimitExceeded, match="float16"):
+        q8_blocks(codes, np.full(3, 0.1, np.float32))
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight"])
+def test_matrices_of_random_models_fit_the_file(name):
+    found = RandomModel(TINY).read_dense(name)
+    assert q8_blocks(found.data, found.scales).shape == (found.data.shape[0], found.data.shape[1] // 32 * 34)
 
 
 def test_missing_packages_and_other_families_are_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UsageError, match="gguf is not installed"):
-        write_gguf(tmp_path / "m.gguf", TINY)
+        write_gguf(tmp_path / "m.gguf", RandomModel(TINY))
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(UsageError, match="xllamacpp is not installed"):
         llama_cpp.LlamaCpp(tmp_path / "m.gguf", threads=1, context=64)
     monkeypatch.setitem(sys.modules, "gguf", pytest)
     with pytest.raises(UsageError, match="no GGUF for mixtral"):
-        write_gguf(tmp_path / "m.gguf", {"model_type": "mixtral"})
+        write_gguf(tmp_path / "m.gguf", RandomModel(MIXTRAL))
+    with pytest.raises(UsageError, match="norm_topk_prob"):
+        write_gguf(tmp_path / "m.gguf", RandomModel(TINY | {"norm_topk_prob": True}))
 
 
 def test_ratios_are_medians_over_pairs():
@@ -53,22 +80,14 @@ def test_ratios_are_medians_over_pairs():
 
 @pytest.mark.bench
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_moe"])
-def test_llama_cpp_loads_the_file_and_decodes(family, tmp_path):
+def test_both_sides_compute_the_same_and_are_measured(family):
     pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
-    config = TINY | {"model_type": family, "head_dim": 128, "moe_intermediate_size": 128}
-    write_gguf(tmp_path / "m.gguf", config)
-    model = llama_cpp.LlamaCpp(tmp_path / "m.gguf", threads=1, context=256)
-    found = model.run([1, 2, 3, 4], 5)
-    assert found["decode"] > 0
-    assert found["prefill"] > 0
-
-
-@pytest.mark.bench
-def test_both_sides_are_measured():
-    pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
+    qwen = {"model_type": "qwen3_moe", "head_dim": 128, "moe_intermediate_size": 128, "norm_topk_prob": True}
+    config = TINY if family == "olmoe" else TINY | qwen
     found = llama_cpp.measure_llama_cpp(
-        TINY, threads=1, rounds=2, tokens=4, prompt=12, rows=8, tell=lambda _: None
+        config, threads=1, rounds=2, tokens=4, prompt=12, rows=8, tell=lambda _: None
     )  # fmt: skip
     assert len(found["ours"]) == len(found["llama_cpp"]) == 2
     assert found["decode_ratio"] > 0
     assert found["prefill_ratio"] > 0
+    assert found["largest_logprob_difference"] < 0.1
