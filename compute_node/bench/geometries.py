@@ -77,6 +77,17 @@ GEOMETRIES: Final = {
             },
         ),
         BenchGeometry(
+            "embedded",
+            {
+                "model_type": "qwen3_moe", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512,
+                "moe_intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_experts": 32, "num_experts_per_tok": 4,
+                "norm_topk_prob": True, "tie_word_embeddings": False,
+            },
+            note="the sizes of the embedded model, which fits a processor's cache",
+        ),
+        BenchGeometry(
             "mixtral-8x7b",
             {
                 "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

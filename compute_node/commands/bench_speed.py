@@ -11,6 +11,7 @@ from rich.table import Table
 
 from compute_node.bench.geometries import GEOMETRIES, geometry_named
 from compute_node.bench.kernel_speed import measure_kernels
+from compute_node.bench.memory_bandwidth import cache_bytes
 from compute_node.bench.step_costs import measure_costs
 from compute_node.bench.step_speed import measure_prefill, measure_step
 from compute_node.commands import options
@@ -30,6 +31,9 @@ _EXPERTS = tuple(str(name) for name in ExpertFormat if name is not ExpertFormat.
 Experts = Annotated[str, typer.Option("--experts-format", help=f"{', '.join(_EXPERTS)}.")]
 Numerics = Annotated[str, typer.Option("--numerics", help="fast or exact.")]
 
+_MATRIX_BYTES = 300 << 20
+_CACHES = 8
+"""Matrices are so many times as large as all caches of the last level: else a cache would be measured."""
 _CONTEXTS = (64, 512, 4000)
 _BATCHES = (1, 4, 16)
 
@@ -43,7 +47,10 @@ def register(group: typer.Typer) -> None:
 def kernels(
     threads: options.Threads = None,
     cols: Annotated[int, typer.Option("--cols", min=64, help="Inputs of the matrices.")] = 2048,
-    mebibytes: Annotated[int, typer.Option("--matrix-mib", min=1, help="Size of the matrices.")] = 300,
+    mebibytes: Annotated[
+        int | None,
+        typer.Option("--matrix-mib", min=1, help="Size of the matrices. Default: 300, or 8 times the caches."),
+    ] = None,
     read_mebibytes: ReadMebibytes = 1024,
     rounds: Rounds = 9,
     *,
@@ -51,9 +58,10 @@ def kernels(
 ) -> None:
     """Matrix-vector products beside plain reading of memory."""
     console, tell = Console(highlight=False), progress_lines()
+    cached = cache_bytes()
     speeds, facts = measure_kernels(
         threads=threads,
-        matrix_bytes=mebibytes << 20,
+        matrix_bytes=mebibytes << 20 if mebibytes else max(_MATRIX_BYTES, _CACHES * cached),
         read_bytes=read_mebibytes << 20,
         cols=cols,
         rounds=rounds,
@@ -64,7 +72,7 @@ def kernels(
         for speed in speeds
     }
     if as_json:
-        print_json(shares | facts | {"cases": [speed.as_object() for speed in speeds]})
+        print_json(shares | facts | {"cache_bytes": cached, "cases": [speed.as_object() for speed in speeds]})
         return
     table = Table("weights", "numerics", "GB/s", "plain read, GB/s", "share")
     for speed in speeds:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import typer
 
+from compute_node import embedded
 from compute_node.bench.geometries import GEOMETRIES, BenchGeometry, geometry_named
 from compute_node.bench.kernel_speed import CASES
 from compute_node.bench.plain_read import plain_read
@@ -59,6 +60,25 @@ def test_every_geometry_is_one_that_a_family_reads():
         _, sizes = family_of(geometry.config)
         assert sizes.layers == geometry.layers
         assert geometry.cut(None)["vocab_size"] == sizes.vocab_size
+
+
+def test_the_embedded_models_sizes_are_its_own():
+    published = json.loads((embedded.path() / "config.json").read_text())
+    assert geometry_named("embedded").config.items() <= published.items()
+
+
+def test_matrices_are_larger_than_the_caches(capsys, monkeypatch):
+    wanted = []
+
+    def measured(*, matrix_bytes, **_how):
+        wanted.append(matrix_bytes)
+        return [], {"void": False}
+
+    monkeypatch.setattr(bench_speed, "measure_kernels", measured)
+    for cached in (0, 32 << 20, 256 << 20):
+        monkeypatch.setattr(bench_speed, "cache_bytes", lambda found=cached: found)
+        assert run(capsys, "kernels", "--json")["cache_bytes"] == cached
+    assert wanted == [300 << 20, 300 << 20, 2 << 30]
 
 
 def test_a_part_of_a_geometry_keeps_the_shares():
