@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 from compute_node.engine.cache_budget import memory_of_this_host
 from compute_node.engine.generate import GenerationParams
@@ -14,7 +16,9 @@ from tierd.access import Access
 from tierd.client.open import FarOptions
 from tierd.sizes import parse_share
 
-__all__ = ["far_options", "generation_params", "model_options"]
+__all__ = ["far_options", "generation_params", "idle_far_options", "model_options"]
+
+_OF_CONNECTIONS: Final = ("tls_ca", "tls_name", "tls_client_cert", "tls_client_key", "token_file", "plaintext")
 
 
 def model_options(settings: NodeSettings, *, serving: bool = False) -> ModelOptions:
@@ -67,3 +71,16 @@ def far_options(settings: NodeSettings) -> FarOptions:
             name=settings.tls_name,
         ),
     )
+
+
+def idle_far_options(store: str, settings: NodeSettings) -> str:
+    """A line for people where a store of this host, without workers, needs none of the certificates and tokens given.
+
+    Args:
+        store: as it was named.
+        settings: in force.
+    """
+    given = [f"--{name.replace('_', '-')}" for name in _OF_CONNECTIONS if getattr(settings, name)]
+    if not given or settings.worker or not (store.startswith("unix:") or Path(store).is_dir()):
+        return ""
+    return f"{store} is on this host, where nobody is shown a certificate or a token: no use for {', '.join(given)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from compute_node.commands.applied_settings import far_options
+from compute_node.commands.applied_settings import far_options, idle_far_options
 from compute_node.commands.engine_choice import NATIVE, TRANSFORMERS, check_installed, choose_engine, make_model
 from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.generate import Generator
@@ -89,6 +89,7 @@ def open_store(
     """
     if settings.engine == TRANSFORMERS:
         check_installed()
+    _say(idle_far_options(store, settings))
     path = kernel_path()
     source = open_source(
         store,

@@ -58,6 +58,8 @@ class FarOptions:
             raise UsageError("--experts worker needs at least one --worker HOST:PORT")
         if self.workers and self.experts in ("arena", "bytes"):
             raise UsageError(f"--worker goes with --experts worker or auto, not with {self.experts}")
+        if self.access.plaintext and (self.access.ca or self.access.certificate or self.access.name):
+            raise UsageError("--plaintext goes without certificates: no --tls-ca, --tls-name or --tls-client-cert")
 
 
 def open_far(

@@ -65,8 +65,9 @@ def open_source(
     node = _Node(name=name, numerics=numerics, kernel_path=kernel_path, patience=patience, messages=messages, tell=say)
     directory = Path(store)
     if directory.is_dir():
-        if far.experts in ("bytes", "worker"):
-            raise UsageError(f"--experts {far.experts} goes with the address of a daemon, not with a directory")
+        if far.workers or far.experts in ("bytes", "worker"):
+            option = "--worker" if far.workers else f"--experts {far.experts}"
+            raise UsageError(f"{option} goes with the address of a daemon, not with a directory")
         opened = ExpertStore.open(directory)
         if in_process:
             whole = opened.geometry.experts_total * opened.geometry.slot_bytes
