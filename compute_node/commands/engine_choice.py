@@ -12,7 +12,7 @@ from compute_node.models.config_reader import parse_config
 from compute_node.models.registry import family_of
 from compute_node.settings import NodeSettings
 from tierd.client.source import ExpertSource, StoreView
-from tierd.errors import UnsupportedModel, UsageError
+from tierd.errors import UnsupportedModel
 from tierd.extras import install_hint
 
 __all__ = ["NATIVE", "TRANSFORMERS", "check_installed", "choose_engine", "make_model"]
@@ -54,13 +54,8 @@ def make_model(source: ExpertSource, settings: NodeSettings, *, engine: str, ser
 
     Raises:
         UnsupportedModel: the model cannot be run, or what the engine needs is not installed.
-        UsageError: settings that the engine does not have.
     """
     if engine == NATIVE:
-        if settings.vram is not None or settings.device != "cpu":
-            raise UsageError(
-                "--vram and --device are for --engine transformers", hint="The native engine computes on the CPU."
-            )
         return Model(source, model_options(settings, serving=serving))
     check_installed()
     engine_module = import_module("compute_node.engine.transformers_model")

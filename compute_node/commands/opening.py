@@ -11,6 +11,7 @@ from rich.console import Console
 
 from compute_node.commands.applied_settings import far_options, idle_far_options
 from compute_node.commands.engine_choice import NATIVE, TRANSFORMERS, check_installed, choose_engine, make_model
+from compute_node.commands.options import check_device
 from compute_node.engine.arithmetic import named_numerics
 from compute_node.engine.generate import Generator
 from compute_node.engine.kernel_path import kernel_path
@@ -105,6 +106,7 @@ def open_store(
     with closing(source):
         settings = _tuned(settings, source.store.fingerprint)
         engine, why = choose_engine(source.store, settings.engine)
+        check_device(engine, settings)
         if engine != NATIVE:
             path = "transformers"
             _say(f"the engine is {engine}: {why}")

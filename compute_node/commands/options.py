@@ -23,6 +23,7 @@ __all__ = [
     "Seed",
     "Store",
     "Threads",
+    "check_device",
     "load_settings",
     "unicode_text",
 ]
@@ -117,7 +118,17 @@ def load_settings(config: Path | None, *given: Given, **flags: Any) -> NodeSetti
     """Settings in force; flags that are None were not given."""
     for options in given:
         flags |= options
-    return NodeSettings.load(config=config, table="node", flags=flags)
+    settings = NodeSettings.load(config=config, table="node", flags=flags)
+    check_device(settings.engine, settings)
+    return settings
+
+
+def check_device(engine: str, settings: NodeSettings) -> None:
+    """UsageError where the native engine is told of a device; asked again once `auto` has chosen."""
+    if engine == "native" and (settings.vram is not None or settings.device != "cpu"):
+        raise UsageError(
+            "--vram and --device are for --engine transformers", hint="The native engine computes on the CPU."
+        )
 
 
 def unicode_text(argument: str, *, option: str) -> str:
