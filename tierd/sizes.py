@@ -6,7 +6,15 @@ import re
 
 from tierd.errors import UsageError
 
-__all__ = ["format_bytes", "format_count", "format_problems", "format_share", "parse_bytes", "parse_share"]
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_problems",
+    "format_share",
+    "parse_bytes",
+    "parse_share",
+]
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
@@ -55,6 +63,20 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.5 else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB" if abs(count) < 99.5 else f"{count:.0f} TB"
+
+
+def format_duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 5 min`, `4 d 2 h`: as exact as people care at that age."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days:,} d {hours} h"
 
 
 def format_count(count: int, noun: str) -> str:

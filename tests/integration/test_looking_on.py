@@ -69,9 +69,9 @@ def test_a_view_tells_rates_since_the_last_look_and_survives_another_daemon():
         asked = pb.Requests(requests=requests, hits=hits, miss_wait_seconds=requests / 100)
         return stats_object(pb.GetStatsResponse(boot_id=boot, requests=asked, arena=arena))
 
-    def shown(before, now):
+    def shown(before, now, width=160):
         out = StringIO()
-        Console(file=out, width=160).print(view("here", before, now, 2.0))
+        Console(file=out, width=width).print(view("here", before, now, 2.0, width=width))
         return out.getvalue()
 
     text = shown(stats("a", 100, 50), stats("a", 300, 200))
@@ -79,3 +79,5 @@ def test_a_view_tells_rates_since_the_last_look_and_survives_another_daemon():
     assert "waited 1.00 s/s" in text
     assert "5 of 10" in text
     assert "nobody asks" in shown(stats("a", 100, 50), stats("b", 30, 20))
+    bars = [shown(stats("a", 100, 50), stats("a", 300, 200), width).count("█") for width in (20, 80, 160)]
+    assert bars == [4, 9, 20]

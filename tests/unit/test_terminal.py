@@ -10,13 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
-from tierd.sizes import format_count, format_share
+from tierd.sizes import format_count, format_duration, format_share
 from tierd.terminal import explain_unexpected, join_help_lines, show, show_hanging
 
 
 def test_counts_and_shares_are_written_as_people_do():
     assert [format_count(n, "layer") for n in (0, 1, 19456)] == ["0 layers", "1 layer", "19,456 layers"]
     assert [format_share(0.444), format_share(0.9876, digits=1)] == ["44 %", "98.8 %"]
+
+
+def test_durations_are_as_exact_as_people_care():
+    written = {0: "0 s", 99: "99 s", 100: "2 min", 5940: "99 min", 5999: "1 h 40 min", 93_784: "26 h 3 min"}
+    written |= {172_799: "2 d 0 h", 90_000_000: "1,041 d 16 h"}
+    assert {seconds: format_duration(seconds) for seconds in written} == written
 
 
 def table():

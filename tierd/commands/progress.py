@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_duration
 
 __all__ = ["ByteProgress"]
 
@@ -84,10 +84,6 @@ class ByteProgress:
             return  # short work needs no lines
         self._said = now
         speed = (done - self._first) / max(now - self._started, 1e-9)
-        left = f", about {_minutes((total - done) / speed)} left" if speed > 0 and done < total else ""
+        left = f", about {format_duration((total - done) / speed)} left" if speed > 0 and done < total else ""
         share = 100 * done / total if total else 100
         print(f"{label}  {share:.0f} %  {format_bytes(int(speed))}/s{left}", file=self._stream, flush=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -12,7 +12,7 @@ from rich.table import Table
 from tierd.addresses import Address
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.commands.daemon_name import daemon_address
-from tierd.sizes import format_bytes, format_share
+from tierd.sizes import format_bytes, format_duration, format_share
 from tierd.terminal import show, wide_console
 
 __all__ = ["register"]
@@ -44,7 +44,7 @@ def _show(answer: dict[str, Any], address: Address) -> None:
     asked, arena = answer["requests"], answer["arena"]
     table = Table.grid(padding=(0, 2))
     share = asked["hits"] / asked["requests"] if asked["requests"] else 0.0
-    table.add_row("daemon", f"{address} · up {answer['uptime_seconds']:.0f} s")
+    table.add_row("daemon", f"{address} · up {format_duration(answer['uptime_seconds'])}")
     table.add_row(
         "experts",
         f"{asked['requests']:,} asked · {asked['hits']:,} in RAM ({format_share(share)}), "

@@ -15,12 +15,13 @@ from rich.text import Text
 from tierd.client.daemon_stats import fetch_stats, stats_object
 from tierd.commands.daemon_name import daemon_address
 from tierd.errors import DaemonUnavailable
-from tierd.sizes import format_bytes, format_share
+from tierd.sizes import format_bytes, format_duration, format_share
 from tierd.terminal import show, wide_console
 
 __all__ = ["register", "view"]
 
-_BAR = 40
+_BAR = range(8, 41)
+_BESIDE_BAR = 62
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +56,7 @@ def top(
                     raise
                 live.update(Text(f"{address} does not answer; looking again …", style="bold red"), refresh=True)
                 continue
-            shown = view(str(address), before[1], now[1], now[0] - before[0])
+            shown = view(str(address), before[1], now[1], now[0] - before[0], width=console.width)
             if console.is_terminal:
                 live.update(shown, refresh=True)
             else:
@@ -64,7 +65,7 @@ def top(
             done += 1
 
 
-def view(address: str, before: dict[str, Any], now: dict[str, Any], seconds: float) -> RenderableType:
+def view(address: str, before: dict[str, Any], now: dict[str, Any], seconds: float, *, width: int) -> RenderableType:
     """One look: rates since the one before, and what is now.
 
     Args:
@@ -72,6 +73,7 @@ def view(address: str, before: dict[str, Any], now: dict[str, Any], seconds: flo
         before: its statistics then, see `tierd.client.daemon_stats`.
         now: its statistics now.
         seconds: between the two.
+        width: of the terminal, in columns.
     """
     if before["boot_id"] != now["boot_id"]:
         before = now  # another daemon: it counts from zero
@@ -88,17 +90,18 @@ def view(address: str, before: dict[str, Any], now: dict[str, Any], seconds: flo
     share = f"{format_share(rise('requests', 'hits') / wanted)} in RAM" if wanted else "nobody asks"
     waited = rise("requests", "miss_wait_seconds") + rise("requests", "joined_wait_seconds")
     lines = Table.grid(padding=(0, 2))
-    lines.add_row("daemon", f"{address} · up {now['uptime_seconds']:,.0f} s")
+    lines.add_row("daemon", f"{address} · up {format_duration(now['uptime_seconds'])}")
     lines.add_row(
         "experts",
         f"{wanted / seconds:,.0f}/s asked · {share} · {rise('requests', 'misses') / seconds:,.0f}/s read · "
         f"{asked['pending']:,} pending · waited {waited / seconds:.2f} s/s",
     )
     used = arena["slots_ready"] / arena["slots"] if arena["slots"] else 0.0
-    filled = round(used * _BAR)
+    bar = min(max(width - _BESIDE_BAR, _BAR[0]), _BAR[-1])
+    filled = round(used * bar)
     lines.add_row(
         "RAM",
-        f"{'█' * filled}{'░' * (_BAR - filled)} {arena['slots_ready']:,} of {arena['slots']:,} · "
+        f"{'█' * filled}{'░' * (bar - filled)} {arena['slots_ready']:,} of {arena['slots']:,} · "
         f"{format_bytes(arena['bytes'])} · {rise('arena', 'evictions') / seconds:,.0f}/s leave",
     )
     then = {drive["name"]: drive for drive in before["drives"]}

@@ -9,7 +9,7 @@ from tierd.api import admin_pb2 as pb
 from tierd.client.daemon_stats import fetch_stats
 from tierd.doctor.check import Check, Status
 from tierd.errors import TierdError
-from tierd.sizes import format_bytes
+from tierd.sizes import format_bytes, format_duration
 
 __all__ = ["check_daemon", "check_drives"]
 
@@ -30,7 +30,7 @@ def check_daemon(address: Address) -> list[Check]:
             )
         ]
     asked = f"{stats.requests.requests:,} experts asked for, {stats.requests.failed:,} failed"
-    checks = [Check("daemon", Status.OK, f"answers at {address}, up {stats.uptime_seconds:.0f} s: {asked}")]
+    checks = [Check("daemon", Status.OK, f"answers at {address}, up {format_duration(stats.uptime_seconds)}: {asked}")]
     return checks + check_drives(stats)
 
 
