@@ -21,9 +21,11 @@ SECONDS = 1.0
 
 
 def used(pid):
-    """Processor seconds of a process (proc(5): fields 14 and 15)."""
+    """Processor seconds (proc(5): fields 14 and 15), private bytes and descriptors of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    anonymous = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds, int(anonymous[1]) << 10, len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def test_a_served_model_answers_rests_and_stops_after_its_answers(embedded_store, tmp_path):
@@ -48,10 +50,13 @@ def test_a_served_model_answers_rests_and_stops_after_its_answers(embedded_store
                     given = {"Authorization": f"Bearer {key}"}
                     assert client.post("/v1/completions", json=body, headers=given).status_code == 200
                 time.sleep(0.5)
-                before = used(child.pid)
+                seconds, memory, descriptors = used(child.pid)
                 time.sleep(SECONDS)
+                seconds_later, memory_later, descriptors_later = used(child.pid)
                 # A tenth leaves room for slow machines; a thread that spins takes all of it.
-                assert used(child.pid) - before < 0.1 * SECONDS
+                assert seconds_later - seconds < 0.1 * SECONDS
+                assert memory_later - memory < 1 << 20
+                assert descriptors_later <= descriptors
                 body = {"prompt": "It was", "max_tokens": 60, "stream": True, "ignore_eos": True}
                 with client.stream("POST", "/v1/completions", json=body, headers=given) as answer:
                     lines = answer.iter_lines()
