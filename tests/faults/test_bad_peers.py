@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 
 import grpc.aio
 import pytest
@@ -19,6 +20,7 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.source import Phase
 from tierd.errors import DaemonUnavailable
 from tierd.rpc import PROTOCOL
+from tierd.service.message_socket import MOST_PACKET_BYTES
 from tierd.service.session_service import SessionService
 
 
@@ -207,6 +209,46 @@ def test_a_token_attaches_once_and_to_its_own_session_only(daemon, peer):
     memory.close()
     # The end of its life line ends the session, whatever the stream says.
     assert raw.status()[0].name == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("packet", "code", "words"),
+    [
+        (b"\xff" * 40, "FAILED_PRECONDITION", "no message"),
+        (bytes(MOST_PACKET_BYTES + 1), "INVALID_ARGUMENT", "larger"),
+        (pb.OpenSessionRequest(hello=pb.Hello()).SerializeToString(), "FAILED_PRECONDITION", "hello"),
+        (pb.OpenSessionRequest(acquire=pb.Acquire(id=1, experts=[99])).SerializeToString(), "INVALID_ARGUMENT", "99"),
+    ],
+    ids=["garbage", "too large", "a second hello", "an impossible acquire"],
+)
+def test_a_bad_packet_ends_the_session_that_sent_it_and_its_stream_says_why(daemon, peer, packet, code, words):
+    raw = peer()
+    welcome = raw.hello(name="packets")
+    assert welcome.packet_messages
+    memory = attach(welcome.attach_path, welcome.attach_token)
+    with socket.socket(fileno=memory.take_message_fd()) as node:
+        node.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MOST_PACKET_BYTES)
+        node.settimeout(60)
+        node.send(packet)
+        assert node.recv(100) == b"", "the daemon closed its end"
+        status, detail = raw.status()
+        assert (status.name, words in detail) == (code, True)
+    memory.close()
+    eventually(lambda: all(s["name"] != "packets" for s in daemon.stats()["sessions"]))
+
+
+def test_a_node_that_floods_with_packets_and_does_not_read_is_ended(peer):
+    raw = peer()
+    welcome = raw.hello(name="flood")
+    memory = attach(welcome.attach_path, welcome.attach_token)
+    with socket.socket(fileno=memory.take_message_fd()) as node:
+        node.settimeout(60)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for number in range(1, 20_001):
+                acquire = pb.Acquire(id=number, layer=0, experts=range(8))
+                node.send(pb.OpenSessionRequest(acquire=acquire).SerializeToString())
+        assert "does not read its answers" in raw.status()[1]
+    memory.close()
 
 
 def test_many_sessions_that_come_and_go_leave_nothing(daemon):

@@ -21,6 +21,7 @@ from tierd.arena.slots import SlotTable
 from tierd.arena.table import ABSENT, ResidencyTable
 from tierd.devices.device import RecordRead
 from tierd.devices.files import FileDevice
+from tierd.service.message_socket import MessageSocket
 
 EXPERTS, SLOTS, IN_FLIGHT = 12, 4, 2
 NBYTES = 128 << 10
@@ -137,7 +138,7 @@ class Nodes:
         self.gone: asyncio.Queue[int] = asyncio.Queue()
         self.blocks: list[SessionBlockReader] = []
         self.processes: list[asyncio.subprocess.Process] = []
-        self.event = os.eventfd(0)
+        self.messages = MessageSocket()
         offer = ArenaOffer(
             payload_fd=churn.payload.reader_fd(),
             payload_bytes=churn.payload.nbytes,
@@ -152,7 +153,7 @@ class Nodes:
 
     async def start(self):
         block = SessionBlockReader.create(EXPERTS)
-        token = self.server.offer(len(self.blocks), block_fd=block.fd, event_fd=self.event)
+        token = self.server.offer(len(self.blocks), block_fd=block.fd, message_fd=self.messages.node_fd)
         self.blocks.append(block)
         pipe = asyncio.subprocess.PIPE
         self.processes.append(
@@ -176,7 +177,7 @@ class Nodes:
         await self.server.close()
         for block in self.blocks:
             block.close()
-        os.close(self.event)
+        self.messages.close()
 
 
 async def test_readers_keep_only_right_bytes_through_churn_a_pause_and_a_kill(tmp_path, shard, soak):

@@ -32,7 +32,7 @@ class Daemon:
         self.payload = SharedPayload.create(8192 * 3)
         self.table = ResidencyTable.create(BOOT, slot_bytes=8192, slots=3, entries=ENTRIES)
         self.block = SessionBlockReader.create(ENTRIES)
-        self.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.messages, self.node_messages = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.gone: asyncio.Queue[int] = asyncio.Queue()
         self.now = 0.0
         offer = ArenaOffer(
@@ -41,7 +41,7 @@ class Daemon:
         self.server = AttachServer(self.path, offer, self.gone.put_nowait, clock=lambda: self.now, **options)
 
     def offer(self, session=1):
-        return self.server.offer(session, block_fd=self.block.fd, event_fd=self.event)
+        return self.server.offer(session, block_fd=self.block.fd, message_fd=self.node_messages.fileno())
 
     async def attach(self, token):
         return await asyncio.to_thread(attach, self.path, token, 30.0)
@@ -57,7 +57,8 @@ class Daemon:
         await self.server.close()
         for part in (self.payload, self.table, self.block):
             part.close()
-        os.close(self.event)
+        self.messages.close()
+        self.node_messages.close()
 
 
 @pytest.fixture
@@ -96,8 +97,8 @@ async def test_a_token_becomes_shared_memory_in_both_directions(tmp_path):
         node.block.note_use(39, 4)
         node.block.begin_step(4)
         assert (daemon.block.take_uses().experts.tolist(), daemon.block.step()) == ([39], 4)
-        os.eventfd_write(daemon.event, 3)
-        assert os.eventfd_read(node.eventfd) == 3
+        daemon.messages.send(b"message")
+        assert os.read(node.message_fd, 100) == b"message"
         assert node.alive()
         assert daemon.server.attached(17)
         node.close()

@@ -16,6 +16,7 @@ from daemons import Daemon, eventually
 from sessions import RawSession
 
 from tierd.client.arena_source import ArenaSource
+from tierd.client.session_link import SessionLink
 from tierd.client.source import Phase
 from tierd.store.synthetic import expected_record
 
@@ -91,6 +92,25 @@ def metric(daemon, name):
     with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return float(re.search(rf"^{re.escape(name)} (\S+)$", text, flags=re.MULTILINE)[1])
+
+
+def test_a_daemon_that_takes_no_packets_is_asked_by_the_stream(serve, pattern_store, reader, monkeypatch):
+    """Which is what older ones are."""
+    opened = []
+
+    async def open_older(*arguments, **options):
+        link = await open_now(*arguments, **options)
+        link.welcome.packet_messages = False
+        opened.append(link)
+        return link
+
+    open_now = SessionLink.open
+    monkeypatch.setattr(SessionLink, "open", open_older)
+    daemon = serve(pattern_store.path, "--arena", "131072")
+    one = reader(daemon)
+    one.visit(0, [1, 2, 3])
+    eventually(lambda: daemon.stats()["arena"]["slots_granted"] == 0)
+    assert one.source.messages_sent == opened[0].sent == 2
 
 
 def test_residents_cost_no_message_and_are_counted_by_phase(whole, reader):
@@ -261,6 +281,7 @@ KILLED = """
 import os, signal, sys
 from tierd.addresses import parse_address
 from tierd.client.arena_source import ArenaSource
+from tierd.client.session_link import SessionLink
 from tierd.client.source import Phase
 from tierd.store.store import ExpertStore
 store = ExpertStore.open(sys.argv[2])

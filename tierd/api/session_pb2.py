@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierd/api/session.proto\x12\x08tierd.v1\"\xf1\x01\n\x12OpenSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tierd.v1.HelloH\x00\x12$\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x11.tierd.v1.AcquireH\x00\x12$\n\x07release\x18\x03 \x01(\x0b\x32\x11.tierd.v1.ReleaseH\x00\x12\x1e\n\x04hint\x18\x04 \x01(\x0b\x32\x0e.tierd.v1.HintH\x00\x12\"\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x10.tierd.v1.CancelH\x00\x12\x1e\n\x04step\x18\x07 \x01(\x0b\x32\x0e.tierd.v1.StepH\x00\x42\t\n\x07message\"\x92\x01\n\x13OpenSessionResponse\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.tierd.v1.WelcomeH\x00\x12\"\n\x06notice\x18\x02 \x01(\x0b\x32\x10.tierd.v1.NoticeH\x00\x12&\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x12.tierd.v1.DrainingH\x00\x42\t\n\x07message\"\x89\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x10\n\x08numerics\x18\x03 \x01(\t\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x13\n\x0bwants_arena\x18\x06 \x01(\x08\x12\x0f\n\x07resumes\x18\x07 \x01(\x0c\"\xe0\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x13\n\x0b\x61ttach_path\x18\x05 \x01(\t\x12\x14\n\x0c\x61ttach_token\x18\x06 \x01(\x0c\x12\x1f\n\x17max_experts_per_acquire\x18\x07 \x01(\r\x12\r\n\x05tiers\x18\x08 \x03(\t\x12\x17\n\x0flast_acquire_id\x18\t \x01(\x04\x12\x15\n\runasked_reads\x18\n \x01(\x08\"\x9c\x01\n\x07\x41\x63quire\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05layer\x18\x03 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x04 \x03(\r\x12\x1e\n\x05phase\x18\x05 \x01(\x0e\x32\x0f.tierd.v1.Phase\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\x12\x10\n\x08repeated\x18\x07 \x01(\x08\x12\x10\n\x08resident\x18\x08 \x03(\r\"^\n\x06Notice\x12\x12\n\nacquire_id\x18\x01 \x01(\x04\x12\x1e\n\x05ready\x18\x02 \x03(\x0b\x32\x0f.tierd.v1.Ready\x12 \n\x06\x66\x61iled\x18\x03 \x03(\x0b\x32\x10.tierd.v1.Failed\"W\n\x05Ready\x12\x0e\n\x06\x65xpert\x18\x01 \x01(\r\x12\x0c\n\x04word\x18\x02 \x01(\x04\x12\x0c\n\x04tier\x18\x03 \x01(\r\x12\"\n\x07outcome\x18\x04 \x01(\x0e\x32\x11.tierd.v1.Outcome\"J\n\x06\x46\x61iled\x12\x0e\n\x06\x65xpert\x18\x01 \x01(\r\x12 \n\x06reason\x18\x02 \x01(\x0e\x32\x10.tierd.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x1d\n\x07Release\x12\x12\n\nacquire_id\x18\x01 \x01(\x04\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nacquire_id\x18\x01 \x01(\x04\"\\\n\x04Hint\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x03 \x03(\r\x12\x15\n\rprobabilities\x18\x04 \x03(\x02\x12\x0f\n\x07lead_us\x18\x05 \x01(\x04\"$\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02*Y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOUTCOME_HIT\x10\x01\x12\x10\n\x0cOUTCOME_MISS\x10\x02\x12\x12\n\x0eOUTCOME_JOINED\x10\x03*\x82\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_DATA_LOSS\x10\x01\x12\x16\n\x12REASON_UNAVAILABLE\x10\x02\x12\x1c\n\x18REASON_DEADLINE_EXCEEDED\x10\x03\x12\x14\n\x10REASON_CANCELLED\x10\x04\x32`\n\x0eSessionService\x12N\n\x0bOpenSession\x12\x1c.tierd.v1.OpenSessionRequest\x1a\x1d.tierd.v1.OpenSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierd/api/session.proto\x12\x08tierd.v1\"\xf1\x01\n\x12OpenSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tierd.v1.HelloH\x00\x12$\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x11.tierd.v1.AcquireH\x00\x12$\n\x07release\x18\x03 \x01(\x0b\x32\x11.tierd.v1.ReleaseH\x00\x12\x1e\n\x04hint\x18\x04 \x01(\x0b\x32\x0e.tierd.v1.HintH\x00\x12\"\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x10.tierd.v1.CancelH\x00\x12\x1e\n\x04step\x18\x07 \x01(\x0b\x32\x0e.tierd.v1.StepH\x00\x42\t\n\x07message\"\x92\x01\n\x13OpenSessionResponse\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.tierd.v1.WelcomeH\x00\x12\"\n\x06notice\x18\x02 \x01(\x0b\x32\x10.tierd.v1.NoticeH\x00\x12&\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x12.tierd.v1.DrainingH\x00\x42\t\n\x07message\"\x89\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x10\n\x08numerics\x18\x03 \x01(\t\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x13\n\x0bwants_arena\x18\x06 \x01(\x08\x12\x0f\n\x07resumes\x18\x07 \x01(\x0c\"\xf9\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x13\n\x0b\x61ttach_path\x18\x05 \x01(\t\x12\x14\n\x0c\x61ttach_token\x18\x06 \x01(\x0c\x12\x1f\n\x17max_experts_per_acquire\x18\x07 \x01(\r\x12\r\n\x05tiers\x18\x08 \x03(\t\x12\x17\n\x0flast_acquire_id\x18\t \x01(\x04\x12\x15\n\runasked_reads\x18\n \x01(\x08\x12\x17\n\x0fpacket_messages\x18\x0b \x01(\x08\"\x9c\x01\n\x07\x41\x63quire\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05layer\x18\x03 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x04 \x03(\r\x12\x1e\n\x05phase\x18\x05 \x01(\x0e\x32\x0f.tierd.v1.Phase\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\x12\x10\n\x08repeated\x18\x07 \x01(\x08\x12\x10\n\x08resident\x18\x08 \x03(\r\"^\n\x06Notice\x12\x12\n\nacquire_id\x18\x01 \x01(\x04\x12\x1e\n\x05ready\x18\x02 \x03(\x0b\x32\x0f.tierd.v1.Ready\x12 \n\x06\x66\x61iled\x18\x03 \x03(\x0b\x32\x10.tierd.v1.Failed\"W\n\x05Ready\x12\x0e\n\x06\x65xpert\x18\x01 \x01(\r\x12\x0c\n\x04word\x18\x02 \x01(\x04\x12\x0c\n\x04tier\x18\x03 \x01(\r\x12\"\n\x07outcome\x18\x04 \x01(\x0e\x32\x11.tierd.v1.Outcome\"J\n\x06\x46\x61iled\x12\x0e\n\x06\x65xpert\x18\x01 \x01(\r\x12 \n\x06reason\x18\x02 \x01(\x0e\x32\x10.tierd.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x1d\n\x07Release\x12\x12\n\nacquire_id\x18\x01 \x01(\x04\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nacquire_id\x18\x01 \x01(\x04\"\\\n\x04Hint\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x03 \x03(\r\x12\x15\n\rprobabilities\x18\x04 \x03(\x02\x12\x0f\n\x07lead_us\x18\x05 \x01(\x04\"$\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02*Y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOUTCOME_HIT\x10\x01\x12\x10\n\x0cOUTCOME_MISS\x10\x02\x12\x12\n\x0eOUTCOME_JOINED\x10\x03*\x82\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_DATA_LOSS\x10\x01\x12\x16\n\x12REASON_UNAVAILABLE\x10\x02\x12\x1c\n\x18REASON_DEADLINE_EXCEEDED\x10\x03\x12\x14\n\x10REASON_CANCELLED\x10\x04\x32`\n\x0eSessionService\x12N\n\x0bOpenSession\x12\x1c.tierd.v1.OpenSessionRequest\x1a\x1d.tierd.v1.OpenSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tierd.api.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1438
-  _globals['_PHASE']._serialized_end=1505
-  _globals['_OUTCOME']._serialized_start=1507
-  _globals['_OUTCOME']._serialized_end=1596
-  _globals['_REASON']._serialized_start=1599
-  _globals['_REASON']._serialized_end=1729
+  _globals['_PHASE']._serialized_start=1463
+  _globals['_PHASE']._serialized_end=1530
+  _globals['_OUTCOME']._serialized_start=1532
+  _globals['_OUTCOME']._serialized_end=1621
+  _globals['_REASON']._serialized_start=1624
+  _globals['_REASON']._serialized_end=1754
   _globals['_OPENSESSIONREQUEST']._serialized_start=38
   _globals['_OPENSESSIONREQUEST']._serialized_end=279
   _globals['_OPENSESSIONRESPONSE']._serialized_start=282
@@ -44,25 +44,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=431
   _globals['_HELLO']._serialized_end=568
   _globals['_WELCOME']._serialized_start=571
-  _globals['_WELCOME']._serialized_end=795
-  _globals['_ACQUIRE']._serialized_start=798
-  _globals['_ACQUIRE']._serialized_end=954
-  _globals['_NOTICE']._serialized_start=956
-  _globals['_NOTICE']._serialized_end=1050
-  _globals['_READY']._serialized_start=1052
-  _globals['_READY']._serialized_end=1139
-  _globals['_FAILED']._serialized_start=1141
-  _globals['_FAILED']._serialized_end=1215
-  _globals['_RELEASE']._serialized_start=1217
-  _globals['_RELEASE']._serialized_end=1246
-  _globals['_CANCEL']._serialized_start=1248
-  _globals['_CANCEL']._serialized_end=1276
-  _globals['_HINT']._serialized_start=1278
-  _globals['_HINT']._serialized_end=1370
-  _globals['_STEP']._serialized_start=1372
-  _globals['_STEP']._serialized_end=1408
-  _globals['_DRAINING']._serialized_start=1410
-  _globals['_DRAINING']._serialized_end=1436
-  _globals['_SESSIONSERVICE']._serialized_start=1731
-  _globals['_SESSIONSERVICE']._serialized_end=1827
+  _globals['_WELCOME']._serialized_end=820
+  _globals['_ACQUIRE']._serialized_start=823
+  _globals['_ACQUIRE']._serialized_end=979
+  _globals['_NOTICE']._serialized_start=981
+  _globals['_NOTICE']._serialized_end=1075
+  _globals['_READY']._serialized_start=1077
+  _globals['_READY']._serialized_end=1164
+  _globals['_FAILED']._serialized_start=1166
+  _globals['_FAILED']._serialized_end=1240
+  _globals['_RELEASE']._serialized_start=1242
+  _globals['_RELEASE']._serialized_end=1271
+  _globals['_CANCEL']._serialized_start=1273
+  _globals['_CANCEL']._serialized_end=1301
+  _globals['_HINT']._serialized_start=1303
+  _globals['_HINT']._serialized_end=1395
+  _globals['_STEP']._serialized_start=1397
+  _globals['_STEP']._serialized_end=1433
+  _globals['_DRAINING']._serialized_start=1435
+  _globals['_DRAINING']._serialized_end=1461
+  _globals['_SESSIONSERVICE']._serialized_start=1756
+  _globals['_SESSIONSERVICE']._serialized_end=1852
 # @@protoc_insertion_point(module_scope)

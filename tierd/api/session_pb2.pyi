@@ -222,6 +222,7 @@ class Welcome(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     LAST_ACQUIRE_ID_FIELD_NUMBER: _builtins.int
     UNASKED_READS_FIELD_NUMBER: _builtins.int
+    PACKET_MESSAGES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     fingerprint: _builtins.str
     boot_id: _builtins.str
@@ -238,6 +239,11 @@ class Welcome(_message.Message):
     unasked_reads: _builtins.bool
     """Whether the node may use experts that it finds in the residency table without asking: it compares the word again
     after use, and counts the use in its session block.
+    """
+    packet_messages: _builtins.bool
+    """Whether a node that holds the arena's descriptors may send its messages over the socket among them, one
+    OpenSessionRequest in each packet, none larger than 128 KiB. From the first acquire that comes that way notices go
+    back by it, too. The stream stays, and its status still says why a session ended.
     """
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -256,10 +262,11 @@ class Welcome(_message.Message):
         tiers: _abc.Iterable[_builtins.str] | None = ...,
         last_acquire_id: _builtins.int = ...,
         unasked_reads: _builtins.bool = ...,
+        packet_messages: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_path", b"attach_path", "attach_token", b"attach_token", "boot_id", b"boot_id", "fingerprint", b"fingerprint", "last_acquire_id", b"last_acquire_id", "max_experts_per_acquire", b"max_experts_per_acquire", "protocol", b"protocol", "session_id", b"session_id", "tiers", b"tiers", "unasked_reads", b"unasked_reads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_path", b"attach_path", "attach_token", b"attach_token", "boot_id", b"boot_id", "fingerprint", b"fingerprint", "last_acquire_id", b"last_acquire_id", "max_experts_per_acquire", b"max_experts_per_acquire", "packet_messages", b"packet_messages", "protocol", b"protocol", "session_id", b"session_id", "tiers", b"tiers", "unasked_reads", b"unasked_reads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ class Attachment:
         payload: the experts' bytes.
         table: where each expert is.
         block: what this node tells the daemon.
-        eventfd: readable when the daemon changed something that this session waits for.
+        message_fd: a socket for the session's messages where the daemon's welcome says so, else of no use.
         lifeline: the connection; the daemon takes its end for this node's death.
         boot_id: 16 bytes that are different after every start of the daemon.
         slot_bytes: bytes of one slot.
@@ -39,12 +39,18 @@ class Attachment:
     payload: PayloadView
     table: ResidencyView
     block: SessionBlock
-    eventfd: int
+    message_fd: int
     lifeline: socket.socket
     boot_id: bytes
     slot_bytes: int
     slots: int
     entries: int
+    _closed: bool = False
+
+    def take_message_fd(self) -> int:
+        """The socket for messages, which is the caller's from now on; -1 when it has been taken."""
+        fd, self.message_fd = self.message_fd, -1
+        return fd
 
     def slot_address(self, slot: int) -> int:
         """Address of the first byte of `slot` in this process."""
@@ -62,9 +68,10 @@ class Attachment:
     def close(self) -> None:
         """End the life line and unmap; no address of the payload may be used afterwards."""
         self.lifeline.close()
-        if self.eventfd >= 0:
-            os.close(self.eventfd)
-            self.eventfd = -1
+        if not self._closed:
+            self._closed = True
+            if (fd := self.take_message_fd()) >= 0:
+                os.close(fd)
             self.block.close()
             self.table.close()
             self.payload.close()
@@ -142,7 +149,7 @@ def _receive(connection: socket.socket, fds: list[int], deadline: float) -> byte
 
 
 def _map(description: ArenaDescription, fds: list[int], connection: socket.socket) -> Attachment:
-    payload_fd, table_fd, block_fd, eventfd = fds
+    payload_fd, table_fd, block_fd, message_fd = fds
     table = ResidencyView.attach(table_fd)
     told = (description.boot_id, description.slot_bytes, description.slots, description.entries)
     header = table.header
@@ -159,7 +166,7 @@ def _map(description: ArenaDescription, fds: list[int], connection: socket.socke
         payload=payload,
         table=table,
         block=block,
-        eventfd=eventfd,
+        message_fd=message_fd,
         lifeline=connection,
         boot_id=description.boot_id,
         slot_bytes=description.slot_bytes,

@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 class _Pending:
     session_id: int
     block_fd: int
-    event_fd: int
+    message_fd: int
     expires: float
 
 
@@ -107,13 +107,14 @@ class AttachServer:
         if self._path.exists() and self._path.stat().st_ino == self._inode:
             self._path.unlink()
 
-    def offer(self, session_id: int, *, block_fd: int, event_fd: int) -> bytes:
+    def offer(self, session_id: int, *, block_fd: int, message_fd: int) -> bytes:
         """A token with which one connection, within 10 s, becomes the life line of `session_id`.
 
         Args:
             session_id: number of the session.
             block_fd: read-write descriptor of its session block.
-            event_fd: its eventfd. Both stay the caller's and must live until `end` or `on_gone`.
+            message_fd: the node's end of its socket for messages. Both stay the caller's and must live until `end` or
+                `on_gone`.
 
         Raises:
             LimitExceeded: too many tokens are outstanding.
@@ -125,7 +126,7 @@ class AttachServer:
                 f"{_MAX_OFFERS} sessions are about to attach already", hint="Wait some seconds and try again."
             )
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._pending[token] = _Pending(session_id, block_fd, event_fd, now + _OFFER_SECONDS)
+        self._pending[token] = _Pending(session_id, block_fd, message_fd, now + _OFFER_SECONDS)
         return token
 
     def end(self, session_id: int) -> None:
@@ -187,7 +188,7 @@ class AttachServer:
         if pending is None or pending.expires <= self._clock() or pending.session_id in self._lifelines:
             _log.warning("attach refused: token wrong, used or expired", path=str(self._path))
             return None
-        fds = [self._offer.payload_fd, self._offer.table_fd, pending.block_fd, pending.event_fd]
+        fds = [self._offer.payload_fd, self._offer.table_fd, pending.block_fd, pending.message_fd]
         answer = self._offer.answer()
         try:
             # The peer has sent 40 bytes and was sent none: the answer fits the empty buffer or the peer is strange.

@@ -1,8 +1,9 @@
 """What travels over the attach socket, once, in each direction.
 
 The node sends a frame of fixed size, magic and token. The daemon answers with a length, a small JSON object that
-describes the arena, and four descriptors: payload (read-only), residency table (read-only), session block, eventfd.
-After that the connection carries nothing more: it is the life line, whose end tells each side that the other is gone.
+describes the arena, and four descriptors: payload (read-only), residency table (read-only), session block, and one end
+of a pair of sockets for the session's messages. After that the connection carries nothing more: it is the life line,
+whose end tells each side that the other is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 
 TOKEN_BYTES: Final = 32
 DESCRIPTORS: Final = 4
-"""Payload, table, session block, eventfd, in this order."""
+"""Payload, table, session block, socket for messages, in this order. Older daemons have an eventfd in its place."""
 MAX_ANSWER_BYTES: Final = 4096
 ANSWER_LENGTH: Final = struct.Struct("<I")
 _MAGIC: Final = b"TIERDAT1"

@@ -20,6 +20,7 @@ from tierd.client.loop_thread import LoopThread
 from tierd.client.refusals import refusal_error
 from tierd.client.residents import Residents
 from tierd.client.session_link import SessionLink, SessionLost
+from tierd.client.session_messages import Messages, PacketMessages, StreamMessages
 from tierd.client.source import DirectAccess, Phase, SourceStats, StepMemory, StoreView, Use
 from tierd.client.visit import Visit
 from tierd.errors import DaemonUnavailable, DeadlineExceeded, LimitExceeded, TierdError
@@ -44,6 +45,7 @@ class _Attached:
     """One session with a daemon, and its memory in this process."""
 
     link: SessionLink
+    messages: Messages
     memory: Attachment
     residents: Residents
 
@@ -114,8 +116,8 @@ class ArenaSource:
 
     @property
     def messages_sent(self) -> int:
-        """Messages of any kind that went over the present session's stream since its hello."""
-        return self._attached.link.sent if self._attached is not None else 0
+        """Messages of any kind that went from the present session since its hello."""
+        return self._attached.messages.sent if self._attached is not None else 0
 
     @property
     def direct(self) -> DirectAccess | None:
@@ -155,14 +157,14 @@ class ArenaSource:
         if absent is not None and attached is not None and absent[list(experts)].any():
             message = hint_message(layer, experts, probabilities, step=step, lead_seconds=lead_seconds)
             self.stats.hints += 1
-            self._loop.call(attached.link.mention, message)
+            attached.messages.mention(message)
 
     def say_tokens(self, tokens: Sequence[int], *, step: int) -> None:
         """See `ExpertSource.say_tokens`."""
         attached = self._attached
         if attached is not None and attached.link.lost is None:
             message = pb.OpenSessionRequest(step=pb.Step(step=step, tokens=tokens))
-            self._loop.call(attached.link.mention, message)
+            attached.messages.mention(message)
 
     def visit(
         self,
@@ -216,7 +218,7 @@ class ArenaSource:
         # Only so many that the residents of this round can stay; else these are used first.
         wave = (visit.again or visit.torn + absent)[: max(0, most - len(found))]
         if wave:
-            self._ask(link, visit, wave, list(found))
+            self._ask(attached.messages, visit, wave, list(found))
         try:
             torn = residents.use(visit.first, found, visit.use, step=visit.step, phase=visit.phase)
             visit.drop(found.keys() - torn)
@@ -226,7 +228,7 @@ class ArenaSource:
             redo = self._take(attached, visit, wave) if wave else []
         finally:
             if wave:
-                self._loop.call(link.release_when_idle, self._acquires)
+                attached.messages.release_when_idle(self._acquires)
         repeated = bool(visit.again)
         visit.drop([*wave, *torn])
         visit.torn += torn
@@ -237,7 +239,7 @@ class ArenaSource:
             self._repeat(visit, redo)
         return not torn and not redo
 
-    def _ask(self, link: SessionLink, visit: Visit, wave: list[int], resident: list[int]) -> None:
+    def _ask(self, messages: Messages, visit: Visit, wave: list[int], resident: list[int]) -> None:
         self._acquires += 1
         self.stats.messages += 1
         acquire = pb.Acquire(
@@ -250,7 +252,7 @@ class ArenaSource:
             repeated=bool(visit.again),
             resident=resident,
         )
-        self._loop.call(link.send, pb.OpenSessionRequest(acquire=acquire))
+        messages.send(pb.OpenSessionRequest(acquire=acquire))
 
     def _take(self, attached: _Attached, visit: Visit, wave: list[int]) -> list[int]:
         """Use the experts of a wave as they come; returns those whose use is not certain."""
@@ -291,7 +293,7 @@ class ArenaSource:
         """
         begun = time.monotonic()
         try:
-            answer = attached.link.inbox.get(timeout=max(0.0, until - begun))
+            answer = attached.messages.take(until - begun)
         except Empty:
             message = f"{self.address} did not answer within {self._deadline + _GRACE_SECONDS:g} s"
             raise DeadlineExceeded(message, hint="`tierd stats` shows what it is busy with.") from None
@@ -377,12 +379,16 @@ class ArenaSource:
         self._ram = link.welcome.tiers[0]
         self._epoch += 1
         unasked = link.welcome.unasked_reads and not self._messages
-        return _Attached(link, memory, Residents(memory, unasked=unasked, epoch=self._epoch))
+        messages: Messages = StreamMessages(link, self._loop)
+        if link.welcome.packet_messages:
+            messages = PacketMessages(link, self._loop, memory.take_message_fd())
+        return _Attached(link, messages, memory, Residents(memory, unasked=unasked, epoch=self._epoch))
 
     def _detach(self, attached: _Attached) -> None:
         try:
             self._loop.run(attached.link.close(), seconds=_CONNECT_SECONDS, what="closing a session")
         finally:
+            attached.messages.close()
             attached.memory.close()
 
 

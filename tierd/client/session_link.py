@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import grpc.aio
 
@@ -16,13 +16,13 @@ from tierd.api import session_pb2_grpc
 from tierd.errors import DaemonUnavailable, TierdError
 from tierd.rpc import PROTOCOL, error_of, read_safely
 
-__all__ = ["Inbox", "SessionLink", "SessionLost"]
+__all__ = ["IDLE_RELEASE_SECONDS", "Inbox", "SessionLink", "SessionLost"]
 
 Inbox: TypeAlias = SimpleQueue[pb.Notice | TierdError]
 """Answers in order; an error is the last thing that comes: the stream has ended."""
 
-# A node that computes for longer than this without asking again gives its grants back.
-_IDLE_RELEASE_SECONDS = 0.01
+IDLE_RELEASE_SECONDS: Final = 0.01
+"""A node that computes for longer than this without asking again gives its grants back."""
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.OpenSessionRequest, pb.OpenSessionResponse]"
 
@@ -45,6 +45,7 @@ class SessionLink:
         inbox: what the daemon sent, for one other thread.
         sent: messages written to the stream since the hello.
         lost: why the stream has ended, once it has.
+        ended: called on the loop when it has.
     """
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, welcome: pb.Welcome, peer: str) -> None:
@@ -52,6 +53,7 @@ class SessionLink:
         self.inbox: Inbox = SimpleQueue()
         self.sent = 0
         self.lost: TierdError | None = None
+        self.ended: Callable[[], object] = lambda: None
         self._channel = channel
         self._call = call
         self._peer = peer
@@ -100,7 +102,7 @@ class SessionLink:
     def release_when_idle(self, acquire_id: int) -> None:
         """Give the acquire's grants back soon, unless the next acquire does so first."""
         release = pb.OpenSessionRequest(release=pb.Release(acquire_id=acquire_id))
-        self._idle = asyncio.get_running_loop().call_later(_IDLE_RELEASE_SECONDS, self._outgoing.put_nowait, release)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_RELEASE_SECONDS, self._outgoing.put_nowait, release)
 
     async def close(self) -> None:
         """End the session; harmless when it has ended."""
@@ -131,6 +133,7 @@ class SessionLink:
     def _end(self, error: TierdError) -> None:
         self.lost = error
         self.inbox.put(error)
+        self.ended()
 
     async def _write(self) -> None:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from tierd.arena.arena import Arena
 from tierd.arena.attach_server import AttachServer
 from tierd.arena.session_block import NewUses, SessionBlockReader
+from tierd.service.message_socket import MessageSocket
 
 __all__ = ["ArenaAttacher"]
 
@@ -50,7 +50,7 @@ class ArenaAttacher:
         self._experts = experts
         self._on_gone = on_gone
         self._server = AttachServer(path, arena.offer(), self._gone)
-        self._held: dict[int, tuple[SessionBlockReader, int]] = {}
+        self._held: dict[int, tuple[SessionBlockReader, MessageSocket]] = {}
         self._looks: dict[int, _Look] = {}
         self._ended_counts: list[tuple[int, int, int]] = []
         self._ended_uses: deque[tuple[int, NewUses]] = deque(maxlen=_MOST_ENDED)
@@ -62,10 +62,14 @@ class ArenaAttacher:
     def offer(self, session_id: int) -> bytes:
         """A token that lets the session's node attach once, within a few seconds."""
         block = SessionBlockReader.create(self._experts)
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._held[session_id] = (block, event)
+        messages = MessageSocket()
+        self._held[session_id] = (block, messages)
         self._looks[session_id] = _Look()
-        return self._server.offer(session_id, block_fd=block.fd, event_fd=event)
+        return self._server.offer(session_id, block_fd=block.fd, message_fd=messages.node_fd)
+
+    def messages(self, session_id: int) -> MessageSocket:
+        """The socket for messages of a session that was offered something."""
+        return self._held[session_id][1]
 
     def attached(self, session_id: int) -> bool:
         """Whether the session's node holds the arena's descriptors now."""
@@ -135,8 +139,8 @@ class ArenaAttacher:
         held = self._held.pop(session_id, None)
         self._looks.pop(session_id, None)
         if held is not None:
-            block, event = held
+            block, messages = held
             self._ended_counts.append((session_id, *block.count_uses()))
             self._ended_uses.append((session_id, block.take_uses()))
             block.close()
-            os.close(event)
+            messages.close()

@@ -8,6 +8,7 @@ from typing import Protocol
 from tierd.api import session_pb2 as pb
 from tierd.errors import LimitExceeded, TierdError
 from tierd.requests import Granted, Outcome, Reason, Refused
+from tierd.service.message_socket import MessageSocket
 from tierd.service.session_watch import SessionWatch, Unwatched
 
 __all__ = ["Session"]
@@ -17,6 +18,8 @@ _PACE_SECONDS = 0.001
 _PACED_EXPERTS = 16
 _MOST_PACES = 4.0
 _LAST_FEW = 2
+_MOST_NAMED = 128
+"""Experts of one message: with what is said of those that failed it stays far below the largest packet."""
 
 _OUTCOMES = {
     Outcome.HIT: pb.OUTCOME_HIT,
@@ -42,11 +45,16 @@ class Session:
     first answer leaves at once, the last few do, and the others in between at most once a millisecond; for the many
     experts of a prompt, once in up to four.
 
+    They leave by the stream, or by the socket of a node that asked by it: then behind all else that the loop has to do
+    at the moment, such as handing the next reads to the drives.
+
     Attributes:
         id: the daemon's number for it.
         name: the node's, for people.
         token: the node's proof that it is this session's, good once for attaching and once for going on with it.
         last_acquire_id: the last acquire that was taken and counted.
+        packets: the node's socket; None before it was offered one.
+        by_packets: an acquire came by it, so answers leave by it.
         error: why the daemon ended it, or None.
         ended: set together with `error`.
     """
@@ -60,6 +68,9 @@ class Session:
         self.error: TierdError | None = None
         self.token = b""
         self.last_acquire_id = 0
+        self.packets: MessageSocket | None = None
+        self.by_packets = False
+        self._leaving = False
         self._tiers = tiers
         self._watch = watch or Unwatched()
         self._unsent: list[pb.OpenSessionResponse] = []
@@ -86,15 +97,20 @@ class Session:
             self._left -= len(granted) + len(refused)
             if self._left <= _LAST_FEW:
                 self._end_pause()
+        for g in granted:
+            ready = self._room(acquire_id).ready
+            ready.add(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
+        for r in refused:
+            self._room(acquire_id).failed.add(expert=r.expert, reason=_REASONS[r.reason], detail=r.detail)
+
+    def _room(self, acquire_id: int) -> pb.Notice:
+        """The notice that has room for one more expert of the acquire."""
         notice = self._notice
-        if notice is None or notice.acquire_id != acquire_id:
+        if notice is None or notice.acquire_id != acquire_id or len(notice.ready) + len(notice.failed) >= _MOST_NAMED:
             message = pb.OpenSessionResponse(notice=pb.Notice(acquire_id=acquire_id))
             self._send(message, pausing=self._paced is not None)
             notice = self._notice = message.notice
-        for g in granted:
-            notice.ready.add(expert=g.expert, word=g.word, tier=self._tiers[g.outcome], outcome=_OUTCOMES[g.outcome])
-        for r in refused:
-            notice.failed.add(expert=r.expert, reason=_REASONS[r.reason], detail=r.detail)
+        return notice
 
     def drain(self, reason: str) -> None:
         """Tell the node that the daemon is stopping."""
@@ -107,6 +123,8 @@ class Session:
             self.ended.set()
             self._end_pause()
             self._wake.set()
+            if self.packets is not None:
+                self.packets.shut()
 
     def _begin_pause(self) -> None:
         if self._paced is None and self._left > _LAST_FEW:
@@ -117,22 +135,40 @@ class Session:
             self._paced.cancel()
             self._paced = None
             if self._unsent:
-                self._wake.set()
+                self._go()
 
     def _send(self, message: pb.OpenSessionResponse, *, pausing: bool = False) -> None:
         self._unsent.append(message)
         self._notice = None
         if not pausing:
-            self._wake.set()
+            self._go()
         if len(self._unsent) > _MAX_UNSENT_NOTICES:
             self.end(LimitExceeded(f"session {self.id} was ended: the node does not read its answers"))
+
+    def _go(self) -> None:
+        """What is unsent may leave."""
+        if not self.by_packets:
+            self._wake.set()
+        elif not self._leaving:
+            self._leaving = True
+            asyncio.get_running_loop().call_soon(self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = False
+        batch, self._unsent, self._notice = self._unsent, [], None
+        for message in batch:
+            if self.packets is None or self.error is not None:
+                return
+            if not self.packets.send(message.SerializeToString()):
+                self.end(LimitExceeded(f"session {self.id} was ended: the node does not read its answers"))
+        self._begin_pause()
 
     async def send_all(self, stream: _Writer) -> None:
         """Write what is answered until the session is ended; a write that was begun is finished."""
         while self.error is None:
             await self._wake.wait()
             self._wake.clear()
-            while self._unsent and self.error is None:
+            while self._unsent and self.error is None and not self.by_packets:
                 batch, self._unsent, self._notice = self._unsent, [], None
                 for message in batch:
                     if self.error is None:

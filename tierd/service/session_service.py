@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from tierd.api import session_pb2 as pb
 from tierd.api import session_pb2_grpc
@@ -18,6 +20,7 @@ from tierd.errors import DaemonUnavailable, LimitExceeded, SessionRefused, Tierd
 from tierd.prefetch.hint import Hint
 from tierd.requests import AcquireRequest, Outcome, Phase
 from tierd.rpc import MAX_NAME_LENGTH, PROTOCOL, begin, status_of
+from tierd.service.message_socket import MessageSocket
 from tierd.service.session import Session
 from tierd.service.session_watch import SessionWatch, Unwatched
 
@@ -63,6 +66,9 @@ class Attacher(Protocol):
 
     def attached(self, session_id: int) -> bool:
         """Whether the session's node holds the arena's descriptors now."""
+
+    def messages(self, session_id: int) -> MessageSocket:
+        """The socket for messages of a session that was offered something."""
 
     def left(self, session_id: int) -> None:
         """The session's stream ended; what was offered and never taken goes."""
@@ -170,6 +176,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
 
     def _welcome(self, session: Session, resumes: bytes) -> pb.OpenSessionResponse:
         session.token = self._attacher.offer(session.id)
+        session.packets = self._attacher.messages(session.id)
+        session.packets.listen(partial(self._heard, session))
         return pb.OpenSessionResponse(
             welcome=pb.Welcome(
                 protocol=PROTOCOL,
@@ -182,6 +190,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 tiers=self._tier_names,
                 last_acquire_id=self._resume(resumes),
                 unasked_reads=self._attacher.unasked_reads,
+                packet_messages=True,
             )
         )
 
@@ -210,6 +219,21 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 self._handle(session, message)
         finally:
             ended.cancel()
+
+    def _heard(self, session: Session, packet: bytes | None) -> None:
+        """A packet came by the session's socket; None is one that is too large."""
+        if session.error is not None:
+            return
+        try:
+            if packet is None:
+                raise LimitExceeded(f"session {session.id} was ended: a packet is larger than a message can be")
+            message = pb.OpenSessionRequest.FromString(packet)
+            session.by_packets = session.by_packets or message.WhichOneof("message") == "acquire"
+            self._handle(session, message)
+        except DecodeError:
+            session.end(SessionRefused(f"session {session.id} was ended: a packet is no message"))
+        except TierdError as error:
+            session.end(error)
 
     def _handle(self, session: Session, message: pb.OpenSessionRequest) -> None:
         match message.WhichOneof("message"):
@@ -251,6 +275,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             self._ended[session.token] = session.last_acquire_id
             if len(self._ended) > _MAX_REMEMBERED:
                 self._ended.popitem(last=False)
+            if session.packets is not None:
+                session.packets.shut()
             self._attacher.left(session.id)
             why = session.error.message if session.error is not None else "the node left"
             self._watch.closed(session.id, why)
