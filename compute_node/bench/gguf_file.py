@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.bench.random_model import RandomModel
+from tierd.client.in_process import RecordStore
 from tierd.errors import LimitExceeded, UsageError
 from tierd.extras import install_hint
 
@@ -31,6 +31,9 @@ _LAYER: Final = {
 
 _BLOCK: Final = 32
 """Weights of a block, which follow its float16 scale: half a byte each in Q4_0, a byte in Q8_0."""
+_HALF: Final = np.dtype("V16")
+_Q4_BLOCK: Final = np.dtype([("scale", np.float16), ("codes", _HALF)])
+_LOW, _HIGH, _FOUR = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(4)
 _EXPERT_PARTS: Final = ("gate", "up", "down")
 
 
@@ -58,13 +61,14 @@ def q4_blocks(packed: NDArray[np.uint8], scales: NDArray[np.float16], cols: int)
     Returns:
         uint8 [rows, bytes of a row].
     """
-    rows = len(packed)
-    pairs = packed.reshape(rows, -1, 1, 64)
-    codes = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(rows, cols // _BLOCK, 2, _BLOCK // 2)
-    found = np.empty((rows, cols // _BLOCK, 2 + _BLOCK // 2), np.uint8)
-    found[..., :2] = np.repeat(scales, 2, axis=1).view(np.uint8).reshape(rows, cols // _BLOCK, 2)
-    np.bitwise_or(codes[:, :, 0], codes[:, :, 1] << 4, out=found[..., 2:])
-    return found.reshape(rows, -1)
+    rows, pairs = len(packed), cols // 128
+    halves = np.ascontiguousarray(packed).view(_HALF).reshape(rows, pairs, 2, 2)
+    first, second = (np.ascontiguousarray(halves[..., place]).view(np.uint64) for place in range(2))
+    found = np.empty((rows, pairs, 2, 2), _Q4_BLOCK)
+    found["scale"] = scales.reshape(rows, pairs, 2, 1)
+    for group, codes in enumerate((first & _LOW | second << _FOUR & _HIGH, first >> _FOUR & _LOW | second & _HIGH)):
+        found["codes"][:, :, group] = codes.view(_HALF).reshape(rows, pairs, 2)
+    return found.view(np.uint8).reshape(rows, -1)
 
 
 def q8_blocks(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -79,12 +83,12 @@ def q8_blocks(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[n
     return found.reshape(rows, -1)
 
 
-def write_gguf(path: Path, model: RandomModel, tell: Callable[[str], None] = lambda _line: None) -> None:
+def write_gguf(path: Path, model: RecordStore, tell: Callable[[str], None] = lambda _line: None) -> None:
     """Writes the file.
 
     Args:
         path: of the file; replaced.
-        model: an OLMoE or Qwen3-MoE one with experts in int4-g64.
+        model: an OLMoE or Qwen3-MoE one with experts in int4-g64 and dense matrices in int8.
         tell: takes a line when a layer begins.
 
     Raises:
@@ -120,7 +124,7 @@ def write_gguf(path: Path, model: RandomModel, tell: Callable[[str], None] = lam
     writer.close()
 
 
-def _add_dense(writer: Any, gguf: Any, model: RandomModel, tensor: str, source: str) -> None:
+def _add_dense(writer: Any, gguf: Any, model: RecordStore, tensor: str, source: str) -> None:
     found = model.read_dense(f"{source}.weight")
     if found.scales is None:
         writer.add_tensor(f"{tensor}.weight", found.data)
@@ -131,7 +135,7 @@ def _add_dense(writer: Any, gguf: Any, model: RandomModel, tensor: str, source: 
         writer.add_tensor(f"{tensor}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
 
 
-def _experts(model: RandomModel, layer: int, experts: int) -> dict[str, NDArray[np.uint8]]:
+def _experts(model: RecordStore, layer: int, experts: int) -> dict[str, NDArray[np.uint8]]:
     """The experts of a layer, uint8 [experts, rows, bytes of a row], by part."""
     layout = model.geometry.layout(layer)
     found: dict[str, list[NDArray[np.uint8]]] = {part: [] for part in _EXPERT_PARTS}

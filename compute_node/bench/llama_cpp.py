@@ -14,16 +14,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from compute_node.bench.dense_view import DenseView
+from compute_node.bench.geometries import BenchGeometry
 from compute_node.bench.gguf_file import write_gguf
 from compute_node.bench.plain_read import plain_read
-from compute_node.bench.quiet import Quiet, alternating
+from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
-from compute_node.bench.step_speed import resident
+from compute_node.bench.random_store import random_store
 from compute_node.bench.token_walk import TokenWalk
 from compute_node.engine.cores import default_threads
 from compute_node.engine.executor import Executor
 from compute_node.engine.likelihood import log_probabilities
 from compute_node.engine.model import Model, ModelOptions
+from tierd.client.in_process import InProcess, RecordStore
 from tierd.client.source import Phase
 from tierd.errors import TierdError, UsageError
 from tierd.extras import install_hint
@@ -96,8 +99,9 @@ class LlamaCpp:
 
 
 def measure_llama_cpp(
-    config: dict[str, Any],
+    geometry: BenchGeometry,
     *,
+    layers: int | None,
     threads: int | None,
     rounds: int,
     tokens: int,
@@ -108,7 +112,8 @@ def measure_llama_cpp(
     """Both sides in turn, everything in RAM, 4-bit experts and 8-bit dense weights.
 
     Args:
-        config: config.json of the model.
+        geometry: of the model. Its store is made at the first call, and kept; its GGUF is written every time.
+        layers: of it; None: all.
         threads: of both sides.
         rounds: turns of each side.
         tokens: decoded in a turn.
@@ -120,29 +125,33 @@ def measure_llama_cpp(
     sides: dict[str, list[dict[str, float]]] = {"ours": [], "llama_cpp": []}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llama-cpp-")))
-        random = RandomModel(config)
-        write_gguf(folder / "model.gguf", random, tell)
+        random = RandomModel(geometry.cut(layers))
+        store = random_store(geometry, layers=geometry.layers if layers is None else layers, tell=tell)
+        view = DenseView(store, random)
+        write_gguf(folder / "model.gguf", view, tell)
         context = prompt + tokens + 8
         theirs = LlamaCpp(folder / "model.gguf", threads=count, context=max(256, -(-context // 256) * 256))
         options = ModelOptions(numerics="fast", context=context, rows=rows, threads=count)
-        model = stack.enter_context(Model(resident(random, tell), options))
+        model = stack.enter_context(Model(_resident(view, tell), options))
         ids = np.random.Generator(np.random.Philox(5)).integers(0, 256, prompt).tolist()
         difference = _difference(model, ids, theirs.likeliest(ids))
         buffer = huge_page_buffer(1 << 30)
         buffer.view(np.int64)[:] = 1
         read, _ = plain_read(buffer)
         reader = stack.enter_context(Executor(count))
-        quiet = Quiet()
+        quiet, reading = Quiet(), []
         with quiet:
             for number in range(rounds + 1):
                 tell(f"round {number} of {rounds}")
                 found = {"ours": _ours(model, prompt, tokens), "llama_cpp": theirs.run(ids, tokens)}
-                for name, speeds in found.items():
-                    if number:
+                begun = reader.native_seconds
+                reader.run(read)
+                if number:
+                    reading.append(reader.native_seconds - begun)
+                    for name, speeds in found.items():
                         sides[name].append(speeds)
-            seconds = float(np.median(alternating(3, lambda: reader.run(read))[0]))
     bytes_per_token = random.dense_bytes_of_a_token + random.expert_bytes_of_a_token
-    plain = buffer.nbytes / seconds
+    plain = buffer.nbytes / float(np.median(reading))
     share = float(np.median([s["decode"] for s in sides["llama_cpp"]])) * bytes_per_token / plain
     facts = quiet.report()
     return {
@@ -157,6 +166,15 @@ def measure_llama_cpp(
         "threads": count,
         **sides,
     }
+
+
+def _resident(store: RecordStore, tell: Callable[[str], None]) -> InProcess:
+    """A source that has every expert in RAM."""
+    source = InProcess(store)
+    for number, entry in enumerate(store.geometry.layers, 1):
+        tell(f"experts of layer {number} of {len(store.geometry.layers)}")
+        source.visit(entry.layer, range(entry.experts), lambda *_: None, step=0, phase=Phase.PREFILL)
+    return source
 
 
 def _difference(model: Model, prompt: list[int], theirs: dict[int, float]) -> float:

@@ -33,17 +33,21 @@ def llama_cpp(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
 ) -> None:
-    """Decode and prefill beside llama.cpp; needs the packages xllamacpp and gguf, and 4 GB of temporary space."""
-    config = geometry_named(geometry).cut(layers)
+    """Decode and prefill beside llama.cpp; needs the packages xllamacpp and gguf, and 4 GB of temporary space.
+
+    The store, of 4 GB as well, is made once, in the user's cache; the GGUF has the same weights.
+    """
+    sizes = geometry_named(geometry)
     found = measure_llama_cpp(
-        config,
+        sizes,
+        layers=layers,
         threads=threads,
         rounds=rounds,
         tokens=tokens,
         prompt=prompt,
         rows=rows,
         tell=progress_lines(),
-    ) | {"geometry": geometry, "layers": config["num_hidden_layers"]}
+    ) | {"geometry": geometry, "layers": layers or sizes.layers}
     if as_json:
         print_json(found)
         return

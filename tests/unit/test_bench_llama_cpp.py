@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compute_node.bench import llama_cpp
-from compute_node.bench.geometries import geometry_named
+from compute_node.bench.geometries import BenchGeometry, geometry_named
 from compute_node.bench.gguf_file import byte_tokens, q4_blocks, q8_blocks, write_gguf
 from compute_node.bench.random_model import RandomModel
 from compute_node.kernels import Matrix, dequantise
@@ -80,12 +80,14 @@ def test_ratios_are_medians_over_pairs():
 
 @pytest.mark.bench
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_moe"])
-def test_both_sides_compute_the_same_and_are_measured(family):
+def test_both_sides_compute_the_same_and_are_measured(family, monkeypatch, tmp_path):
     pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
     qwen = {"model_type": "qwen3_moe", "head_dim": 128, "moe_intermediate_size": 128, "norm_topk_prob": True}
     config = TINY if family == "olmoe" else TINY | qwen
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = llama_cpp.measure_llama_cpp(
-        config, threads=1, rounds=2, tokens=4, prompt=12, rows=8, tell=lambda _: None
+        BenchGeometry("tiny", config), layers=None, threads=1, rounds=2, tokens=4, prompt=12, rows=8,
+        tell=lambda _: None,
     )  # fmt: skip
     assert len(found["ours"]) == len(found["llama_cpp"]) == 2
     assert found["decode_ratio"] > 0
