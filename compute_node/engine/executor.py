@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from compute_node.engine.cores import default_threads
 from compute_node.kernels import run_loop
 from compute_node.kernels.op import address_of
+from compute_node.kernels.run_loop import run_table
 from compute_node.kernels.segment import Segment
 from tierd.errors import TierdError, UsageError
 
@@ -24,6 +24,11 @@ __all__ = ["Executor", "default_threads"]
 
 _MOST_THREADS: Final = 1024
 _START_SECONDS: Final = 30.0
+_THREADS: Final = run_loop.THREADS // 8
+_REFUSAL: Final = run_loop.REFUSAL // 8
+_BEGUN: Final = run_loop.BEGUN // 8
+_ENDED: Final = run_loop.ENDED // 8
+_SPENT: Final = run_loop.SPENT // 8
 
 
 def _wrong_mode(thread: str) -> TierdError:
@@ -33,6 +38,14 @@ def _wrong_mode(thread: str) -> TierdError:
     )
 
 
+def _refusal(code: int) -> TierdError:
+    if code == run_loop.CLOSED:
+        return TierdError("the executor is closed")
+    if code == run_loop.FORKED:
+        return TierdError("the executor's threads stayed in the process that made it", hint="Make one after a fork.")
+    return _wrong_mode("the calling thread")
+
+
 def _work(block: int, part: int, threads: int, ready: queue.SimpleQueue[bool]) -> None:
     ready.put(run_loop.wrong_mode(block))
     run_loop.worker(block, part, threads)
@@ -40,7 +53,7 @@ def _work(block: int, part: int, threads: int, ready: queue.SimpleQueue[bool]) -
 
 def _stop(block: NDArray[np.int64], workers: list[threading.Thread], owner: int) -> None:
     """Ends the workers, then lets go of the memory that they look at."""
-    if workers and owner == os.getpid():
+    if owner == os.getpid():
         run_loop.stop(address_of(block))
         for thread in workers:
             thread.join()
@@ -52,11 +65,11 @@ class Executor:
 
     Between segments a worker spins for 50 us, leaves its core to others between looks for a millisecond, and then
     sleeps, so that an idle executor uses no processor.
-    `run` and `run_reference` give the same bits for any number of threads. One caller at a time runs; others wait.
+    `run` and `run_reference` give the same bits for any number of threads. One caller at a time runs; others wait,
+    in native code.
 
     Attributes:
         threads: threads that run a segment, the caller's included.
-        native_seconds: time that `run` spent in native code, over all calls.
         watch: told of each piece that ran: name of the segment or op, beginning and end on the monotonic clock.
 
     Args:
@@ -72,19 +85,18 @@ class Executor:
         if not 1 <= count <= _MOST_THREADS:
             raise UsageError(f"an executor has 1 to {_MOST_THREADS} threads, not {count}")
         self.threads = count
-        self.native_seconds = 0.0
         self.watch: Callable[[str, float, float], object] | None = None
-        # A line of 64 bytes for each word: the block begins at one.
+        # Which words share a line of 64 bytes is meant: the block begins at one.
         words = np.zeros(run_loop.BLOCK_WORDS + 8, np.int64)
         skip = -address_of(words) % 64 // 8
         self._block = words[skip : skip + run_loop.BLOCK_WORDS]
         self._block.view(np.float32)[run_loop.TINY // 4] = 1e-40
         self._address = address_of(self._block)
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._closed = False
+        self._words = self._block.data
+        self._words[_THREADS] = count
         workers: list[threading.Thread] = []
-        self._end = weakref.finalize(self, _stop, self._block, workers, self._owner)
+        self._end = weakref.finalize(self, _stop, self._block, workers, os.getpid())
+        _LIVING.add(self)
         ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
         try:
             for part in range(1, count):
@@ -115,19 +127,12 @@ class Executor:
         Raises:
             TierdError: the executor is closed, was made before a fork, or the thread's floating-point mode is wrong.
         """
-        end = len(segment.ops) if until is None else until
-        with self._lock:
-            if self._closed or self._owner != os.getpid():
-                self._check()
-            begun = time.monotonic()
-            done = run_loop.run_table(self._address, segment.address, first, end, self.threads)
-            ended = time.monotonic()
-            self.native_seconds += ended - begun
-        if self.watch is not None:
-            self.watch(segment.name, begun, ended)
+        done = run_table(self._address, segment.address, first, segment.count if until is None else until)
         if done < 0:
-            raise _wrong_mode("the calling thread")
-        return int(done)
+            raise _refusal(done)
+        if self.watch is not None:
+            self._say(segment.name)
+        return done  # type: ignore[no-any-return]
 
     def run_each(self, segment: Segment) -> None:
         """Runs a segment op by op from Python, each over all threads if it is large enough; for comparison.
@@ -135,15 +140,12 @@ class Executor:
         Raises:
             TierdError: the executor is closed, was made before a fork, or the thread's floating-point mode is wrong.
         """
-        for index in range(len(segment.ops)):
-            with self._lock:
-                self._check()
-                begun = time.monotonic()
-                done = run_loop.run_table(self._address, segment.address, index, index + 1, self.threads)
-            if self.watch is not None:
-                self.watch(segment.ops[index].name, begun, time.monotonic())
+        for index, op in enumerate(segment.ops):
+            done = run_table(self._address, segment.address, index, index + 1)
             if done < 0:
-                raise _wrong_mode("the calling thread")
+                raise _refusal(done)
+            if self.watch is not None:
+                self._say(op.name)
 
     def run_reference(self, segment: Segment) -> None:
         """Runs a segment op by op from Python on the calling thread: the same bits, easy to step through.
@@ -151,24 +153,29 @@ class Executor:
         Raises:
             TierdError: the executor is closed, was made before a fork, or the thread's floating-point mode is wrong.
         """
-        with self._lock:
-            self._check()
-            if run_loop.wrong_mode(self._address):
-                raise _wrong_mode("the calling thread")
-            for op in segment.ops:
-                op()
+        refused = self._words[_REFUSAL]
+        if refused or run_loop.wrong_mode(self._address):
+            raise _refusal(refused)
+        for op in segment.ops:
+            op()
 
-    def _check(self) -> None:
-        if self._closed:
-            raise TierdError("the executor is closed")
-        if self._owner != os.getpid():
-            raise TierdError("the executor's threads stayed in the process that made it", hint="Make one after a fork.")
+    @property
+    def native_seconds(self) -> float:
+        """Time that was spent in native code, over all runs."""
+        return self._words[_SPENT] * 1e-9
+
+    def _say(self, name: str) -> None:
+        """Tells who watches of the last run."""
+        if self.watch is not None:
+            self.watch(name, self._words[_BEGUN] * 1e-9, self._words[_ENDED] * 1e-9)
 
     def close(self) -> None:
         """Ends the threads, after the segment that runs; harmless when repeated."""
-        with self._lock:
-            self._closed = True
-            self._end()
+        self._end()
+
+    def _forked(self) -> None:
+        """This is a child of the process that has the threads."""
+        self._words[_REFUSAL] = run_loop.FORKED
 
     def __enter__(self) -> Self:
         return self
@@ -177,3 +184,14 @@ class Executor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_LIVING: Final[weakref.WeakSet[Executor]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for executor in _LIVING:
+        executor._forked()  # noqa: SLF001 - of this file
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
+from time import perf_counter
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,13 @@ from compute_node.engine.cache_budget import pages_of
 from compute_node.engine.cancel import CancelWord
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import ExpertPoint
+from compute_node.engine.head_rows import HeadRows
 from compute_node.engine.kv_cache import KVCache, Sequence
 from compute_node.engine.model_options import DEFAULT_CONTEXT, EXECUTIONS, ModelOptions
 from compute_node.engine.step import StepRunner
 from compute_node.engine.step_times import StepTimes
 from compute_node.engine.weights import Weights
-from compute_node.kernels import NUMERICS, quantises
+from compute_node.kernels import quantises
 from compute_node.kernels.pages import PAGE
 from compute_node.models.config_reader import parse_config
 from compute_node.models.decoder import build_program
@@ -31,12 +32,10 @@ from compute_node.prediction.foresight import Foresight
 from compute_node.prediction.hinting import StepHints
 from compute_node.prediction.step_hints import step_hints
 from tierd.client.source import ExpertSource, Phase
-from tierd.errors import LimitExceeded, UsageError
+from tierd.errors import LimitExceeded
 from tierd.policy.token_table import TokenTable
 
 __all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "Cancelled", "Model", "ModelOptions", "Observe"]
-
-_NO_STATES: Final = (0, 0)
 
 Cancelled = Callable[[], bool]
 Observe = Callable[[int, NDArray[np.int32], NDArray[np.float32]], None]
@@ -73,18 +72,7 @@ class Model:
         family, config = family_of(parse_config(source.store.read_file("config.json")))
         geometry = source.store.manifest.geometry
         check_geometry(config, geometry)
-        context = min(config.max_positions, DEFAULT_CONTEXT) if options.context is None else options.context
-        if not 1 <= context <= config.max_positions:
-            raise UsageError(
-                f"--context {context} is outside 1 to {config.max_positions}, the context of this checkpoint"
-            )
-        if min(options.rows, options.head_rows) < 1:
-            raise UsageError("a step has at least one row")
-        numerics = options.numerics
-        if numerics not in NUMERICS:
-            raise UsageError(f"unknown numerics {numerics!r}", hint=f"Known: {', '.join(NUMERICS)}.")
-        if options.execution not in EXECUTIONS:
-            raise UsageError(f"unknown execution {options.execution!r}", hint=f"Known: {', '.join(EXECUTIONS)}.")
+        context, numerics = options.context_of(config.max_positions), options.numerics
         self.config = config
         self.model_type = family.model_type
         self.numerics = numerics
@@ -107,13 +95,11 @@ class Model:
         )
         self._program = adapt(program)
         self._batch = program.batch
-        self._recurrent = layout.recurrent
-        self._head_rows = -1
-        self._head_cell = self._program.head_index.data
-        self._likeliest = self._program.likeliest.data
-        self._one_row = self._program.logits[:1]
+        self._vocabulary = config.vocab_size
         self.dense_bytes = weights.nbytes
         self._executor = Executor(options.threads)
+        self._head = HeadRows(self._program, self._executor)
+        self._likeliest, self._one_row = self._program.likeliest.data, self._program.logits[:1]
         self._foresight = Foresight(geometry)
         self.hinting: StepHints | None = step_hints(
             options.prefetch, source, geometry, self._program.look_ahead, self._executor.run, self._foresight.table
@@ -121,9 +107,7 @@ class Model:
         self._experts = ExpertPoint(
             source, geometry, self._program, self._executor, numerics=numerics, by_ops=options.execution == "ops"
         )
-        self._steps = StepRunner(
-            source, geometry, self._program, self._executor, numerics=numerics, execution=options.execution
-        )
+        self._steps = StepRunner(source, geometry, self._program, self._executor, options, recurrent=layout.recurrent)
 
     def __enter__(self) -> Self:
         return self
@@ -222,15 +206,18 @@ class Model:
                 f"the KV cache has no room for {count} more tokens: other sequences hold its pages",
                 hint="Use a larger --kv-cache.",
             )
-        logits = self.forward(
-            tokens,
-            range(start, start + count),
-            (sequence,) * count,
-            phase=phase,
-            logits_of=(0,) if count == 1 and len(logits_of) == 1 else [index % count for index in logits_of],
-            cancelled=cancelled,
-            observe=observe,
-        )
+        if count == len(logits_of) == 1 and observe is None and self.hinting is None and self._foresight.asleep:
+            logits = self._forward_one(tokens[0], start, sequence, phase, cancelled)
+        else:
+            logits = self.forward(
+                tokens,
+                range(start, start + count),
+                (sequence,) * count,
+                phase=phase,
+                logits_of=[index % count for index in logits_of],
+                cancelled=cancelled,
+                observe=observe,
+            )
         if logits is None:
             return None
         self.cache.advance(sequence, tokens)
@@ -267,47 +254,119 @@ class Model:
         Returns:
             As `extend`; the logits stand until the next step. `likeliest` then says which are the largest.
         """
-        program, times, stats, rows = self._program, self.times, self.source.stats, len(tokens)
-        for token in tokens if rows == 1 else (min(tokens), max(tokens)):
-            if not 0 <= token < self.config.vocab_size:
-                raise LimitExceeded(f"token id {token} is outside the vocabulary of {self.config.vocab_size} tokens")
-        begun, waited = time.perf_counter(), stats.wait_seconds
+        unseen = observe is None and self.hinting is None and self._foresight.asleep
+        rows, times = len(tokens), self.times
+        if unseen and rows == len(logits_of) == 1:
+            return self._forward_one(tokens[0], positions[0], sequences[0], phase, cancelled)
+        for token in (min(tokens), max(tokens)):
+            if not 0 <= token < self._vocabulary:
+                raise LimitExceeded(f"token id {token} is outside the vocabulary of {self._vocabulary} tokens")
+        begun, step = perf_counter(), times.steps
+        times.steps = step + 1
         try:
             if cancelled is not None and cancelled():
                 return None
-            cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
-            awake = self.hinting is not None or not self._foresight.asleep
-            if rows == 1:
-                one = sequences[0]
-                states = (one.state_in, one.state_out) if self._recurrent else _NO_STATES
-                self._batch.set_one(tokens[0], positions[0], one.address, one.pages * PAGE, *states)
+            self._batch.set(
+                tokens,
+                positions,
+                tables=[sequence.address for sequence in sequences],
+                limits=[sequence.limit for sequence in sequences],
+                states_in=[sequence.state_in for sequence in sequences],
+                states_out=[sequence.state_out for sequence in sequences],
+            )
+            self._head.choose(logits_of)
+            if unseen:
+                cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
+                layer = self._steps.run_unseen(rows, step, phase, cancel)
+                whole = layer is None or self._go_on(layer, rows, step, phase, cancelled, unwanted)
             else:
-                self._place(tokens, positions, sequences)
-            self._choose(logits_of)
-            if awake or observe is not None:
-                meanwhile, passing = self._look_out(tokens, positions, sequences, phase) if awake else (None, None)
-                self._steps.begin(
-                    rows, step=times.steps, phase=phase, observed=observe is not None, cancel=cancel, passing=passing
-                )
-                layer = self._steps.run()
-            else:
-                meanwhile, layer = None, self._steps.run_unseen(rows, times.steps, phase, cancel)
+                whole = self._run_seen(tokens, positions, sequences, step, phase, cancelled, observe, unwanted)
+            if not whole:
+                return None
+            logits, self.likeliest = self._head.logits(logits_of)
+            return logits
+        finally:
+            times.seconds += perf_counter() - begun
+
+    def _forward_one(
+        self, token: int, position: int, sequence: Sequence, phase: Phase, cancelled: Cancelled | None
+    ) -> NDArray[np.float32] | None:
+        """`forward` of one row whose logits are wanted, in a step that nobody looks into.
+
+        It is all that one text needs between two steps, so it says in one piece what others say in many: after a
+        native run the processor's caches hold weights, and each object and each function that Python touches comes
+        from memory anew.
+        """
+        if not 0 <= token < self._vocabulary:
+            raise LimitExceeded(f"token id {token} is outside the vocabulary of {self._vocabulary} tokens")
+        times, cancel = self.times, 0
+        if cancelled is not None:
+            if isinstance(cancelled, CancelWord):
+                cancel = cancelled.address  # native code looks at it before the first layer's experts
+            elif cancelled():
+                return None
+        begun, step = perf_counter(), times.steps
+        times.steps = step + 1
+        try:
+            layer = self._steps.run_one(token, position, sequence, step, phase, cancel)
+            if layer is not None and not self._go_on(layer, 1, step, phase, cancelled, None):
+                return None
+        finally:
+            times.seconds += perf_counter() - begun
+        self.likeliest = [self._likeliest[0]]
+        return self._one_row
+
+    def _run_seen(
+        self,
+        tokens: Listing[int],
+        positions: Listing[int],
+        sequences: Listing[Sequence],
+        step: int,
+        phase: Phase,
+        cancelled: Cancelled | None,
+        observe: Observe | None,
+        unwanted: NDArray[np.bool_] | None,
+    ) -> bool:
+        """A step that somebody looks into or learns from; False if it was given up."""
+        begun, rows = perf_counter(), len(tokens)
+        awake = self.hinting is not None or not self._foresight.asleep
+        meanwhile, passing = self._look_out(tokens, positions, sequences, step, phase) if awake else (None, None)
+        cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
+        self._steps.begin(rows, step=step, phase=phase, observed=observe is not None, cancel=cancel, passing=passing)
+        layer = self._steps.run()
+        if not self._go_on(layer, rows, step, phase, cancelled, unwanted, observe, meanwhile):
+            return False
+        if awake:
+            self._look_back(step, phase, begun)
+        return True
+
+    def _go_on(
+        self,
+        layer: int | None,
+        rows: int,
+        step: int,
+        phase: Phase,
+        cancelled: Cancelled | None,
+        unwanted: NDArray[np.bool_] | None,
+        observe: Observe | None = None,
+        meanwhile: Callable[[int, NDArray[np.float32]], None] | None = None,
+    ) -> bool:
+        """Brings the experts of this layer and of each where the step stops, if any; False if it was given up."""
+        stats, routes = self.source.stats, self._program.route_indices[:rows]
+        waited = stats.wait_seconds
+        try:
             while layer is not None:
                 if cancelled is not None and cancelled():
-                    return None
-                self._stop_at(layer, program.route_indices[:rows], unwanted)
-                self._experts.run(layer, rows, step=times.steps, phase=phase, observe=observe, meanwhile=meanwhile)
+                    return False
+                self._stop_at(layer, routes, unwanted)
+                self._experts.run(layer, rows, step=step, phase=phase, observe=observe, meanwhile=meanwhile)
                 layer = self._steps.run()
-            if awake:
-                self._look_back(phase, begun)
-            return self._logits(logits_of)
         finally:
-            times.steps += 1
-            times.seconds += time.perf_counter() - begun
-            times.wait_seconds += stats.wait_seconds - waited
+            self.times.wait_seconds += stats.wait_seconds - waited
+        return True
 
     def _look_out(
-        self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence], phase: Phase
+        self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence], step: int, phase: Phase
     ) -> tuple[Callable[[int, NDArray[np.float32]], None] | None, Callable[[int], None] | None]:
         """What will this step want? Returns what is to be called while it waits, and what where it does not."""
         numbers = [sequence.place for sequence in sequences]
@@ -315,7 +374,7 @@ class Model:
         hinting = self.hinting
         if hinting is None:
             return None, None
-        hinting.begin(tokens, step=self.times.steps, decode=phase is Phase.DECODE)
+        hinting.begin(tokens, step=step, decode=phase is Phase.DECODE)
 
         def passing(layer: int) -> None:
             hinting.passing(layer, self._program.route_indices[: len(tokens)])
@@ -330,51 +389,8 @@ class Model:
         if self.hinting is not None:
             self.hinting.at(layer, routes)
 
-    def _look_back(self, phase: Phase, begun: float) -> None:
+    def _look_back(self, step: int, phase: Phase, begun: float) -> None:
         """The step is complete: what is to be learned from it."""
-        self._foresight.end(self.times.steps)
+        self._foresight.end(step)
         if self.hinting is not None and phase is Phase.DECODE:
-            self.hinting.end(time.perf_counter() - begun)
-
-    def _place(self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence]) -> None:
-        """Makes these the live rows, each at its place in the KV cache."""
-        self._batch.set(
-            tokens,
-            positions,
-            tables=[sequence.address for sequence in sequences],
-            limits=[sequence.limit for sequence in sequences],
-            states_in=[sequence.state_in for sequence in sequences],
-            states_out=[sequence.state_out for sequence in sequences],
-        )
-
-    def _choose(self, rows: Listing[int]) -> None:
-        """Makes the first of these the rows that go through the LM head, as many as it takes."""
-        program, count = self._program, len(rows)
-        if count == self._head_rows == 1:
-            self._head_cell[0] = rows[0]
-            return
-        count = min(count, program.head_batch.max_rows)
-        program.head_index[:count] = rows[:count]
-        if count != self._head_rows:
-            program.head_batch.set_rows(count)
-            self._head_rows = count
-
-    def _logits(self, rows: Listing[int]) -> NDArray[np.float32]:
-        """The logits of the rows; those that did not fit the step's own run of the head are computed now."""
-        program, count = self._program, len(rows)
-        most = program.head_batch.max_rows
-        if count == 1:
-            self.likeliest = [self._likeliest[0]]
-            return self._one_row
-        self.likeliest = self._likeliest[: min(count, most)].tolist()
-        if count <= most:
-            return program.logits[:count]
-        logits = np.empty((count, self.config.vocab_size), np.float32)
-        logits[:most] = program.logits
-        for first in range(most, count, most):
-            part = min(most, count - first)
-            self._choose(rows[first:])
-            self._executor.run(program.head)
-            logits[first : first + part] = program.logits[:part]
-            self.likeliest += self._likeliest[:part].tolist()
-        return logits
+            self.hinting.end(perf_counter() - begun)

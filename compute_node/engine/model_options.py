@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from compute_node.kernels import NUMERICS
+from tierd.errors import UsageError
+
 __all__ = ["DEFAULT_CONTEXT", "EXECUTIONS", "ModelOptions"]
 
 DEFAULT_CONTEXT: Final = 4096
@@ -38,3 +41,20 @@ class ModelOptions:
     rows: int = 64
     head_rows: int = 8
     prefetch: str = "off"
+
+    def context_of(self, most: int) -> int:
+        """Most tokens of a sequence of a checkpoint that was made for so many.
+
+        Raises:
+            UsageError: here or elsewhere an option is outside its limits.
+        """
+        context = min(most, DEFAULT_CONTEXT) if self.context is None else self.context
+        if not 1 <= context <= most:
+            raise UsageError(f"--context {context} is outside 1 to {most}, the context of this checkpoint")
+        if min(self.rows, self.head_rows) < 1:
+            raise UsageError("a step has at least one row")
+        if self.numerics not in NUMERICS:
+            raise UsageError(f"unknown numerics {self.numerics!r}", hint=f"Known: {', '.join(NUMERICS)}.")
+        if self.execution not in EXECUTIONS:
+            raise UsageError(f"unknown execution {self.execution!r}", hint=f"Known: {', '.join(EXECUTIONS)}.")
+        return context

@@ -11,8 +11,12 @@ from typing import Final
 
 from compute_node.engine.executor import Executor
 from compute_node.engine.expert_step import kernel_layout
+from compute_node.engine.kv_cache import Sequence
+from compute_node.engine.model_options import ModelOptions
 from compute_node.engine.program import Segment
 from compute_node.kernels import Binding, ExpertGroup, ExpertLayout, ExpertShape, Op
+from compute_node.kernels.expert_group import CANCEL, LAYERS, STEP, USED
+from compute_node.kernels.pages import PAGE
 from compute_node.models.decoder_program import DecoderProgram
 from tierd.client.source import DirectAccess, ExpertSource, Phase
 from tierd.store.geometry import Geometry
@@ -22,7 +26,10 @@ __all__ = ["FUSED_PROMPT_ROWS", "FUSED_ROWS", "StepRunner"]
 FUSED_ROWS: Final = 64
 """Most rows of a fused step that decodes."""
 FUSED_PROMPT_ROWS: Final = 16
-"""The same of a prefill: with more rows Python's share of a layer is negligible, and it learns from the routes."""
+"""The same of a prefill from which something can be learned: Python sees the routes of layers that it brings."""
+
+
+_NOWHERE: Final = object()
 
 
 class StepRunner:
@@ -33,8 +40,8 @@ class StepRunner:
         geometry: of the store behind it.
         program: to run.
         executor: runs it.
-        numerics: name of the kernels' arithmetic.
-        execution: `fused`; `layers`: one call per segment; `ops`: one call per op.
+        options: whose numerics and execution count; `fused`, `layers`: one call per segment, `ops`: one per op.
+        recurrent: sequences have states.
 
     Attributes:
         experts_used: experts that the native step used by itself, over all steps.
@@ -46,17 +53,22 @@ class StepRunner:
         geometry: Geometry,
         program: DecoderProgram,
         executor: Executor,
+        options: ModelOptions,
         *,
-        numerics: str,
-        execution: str,
+        recurrent: bool,
     ) -> None:
         self._source = source
         self._program = program
         self._executor = executor
-        self._fuses = execution == "fused"
-        self._by_ops = execution == "ops"
+        self._fuses = options.execution == "fused"
+        self._by_ops = options.execution == "ops"
         self._binding = Binding()
-        self._bound: tuple[DirectAccess | None, Phase | None] = (None, None)
+        self._direct: DirectAccess | object = _NOWHERE
+        self._bound_phase: Phase | None = None
+        # Views that write single elements with a fraction of numpy's code.
+        self._words = self._binding.words.data
+        self._row, self._rows_cell = program.batch.first_row, program.batch.count.data
+        self._head_rows_cell, self._head_cell = program.head_batch.count.data, program.head_index.data
         self._starts: list[int] = []
         self._groups: list[int] = []  # where the ops of each layer's experts begin
         self._halts: dict[int, int] = {}
@@ -77,7 +89,7 @@ class StepRunner:
             entry = entries[layer]
             layout = kernel_layout(geometry.layouts[entry.layout], geometry.hidden_size, geometry.intermediate_size)
             if layout.kind not in groups:
-                groups[layout.kind] = self._group(layout, geometry, numerics, most)
+                groups[layout.kind] = self._group(layout, geometry, options.numerics, most)
             added = groups[layout.kind].ops(
                 f"layer {layer}", layout, start=geometry.layer_start(layer), experts=entry.experts
             )
@@ -90,7 +102,8 @@ class StepRunner:
         ops += program.head.ops
         self.segment = Segment("step", ops)
         self._ops = len(ops)
-        self._most = self._prompt_rows if self._fuses else 0
+        self._layers = len(self._groups)
+        self._recurrent = recurrent
 
     def begin(
         self,
@@ -119,18 +132,41 @@ class StepRunner:
         self._step, self._phase, self._cancel, self._passing = step, phase, cancel, passing
 
     def run_unseen(self, rows: int, step: int, phase: Phase, cancel: int) -> int | None:
-        """`begin` and `run` of a step that nobody looks into, with as little Python as there can be.
-
-        After a native run the processor's caches hold weights, and whatever Python touches comes from memory anew: a
-        line costs five times what it costs in a loop of its own.
-        """
-        direct, bound = self._source.direct, self._bound
-        if rows > self._most or direct is None or bound[0] is not direct or bound[1] is not phase:
+        """`begin` and `run` of a step that nobody looks into: its prompts need not be seen layer by layer either."""
+        if not self._fuses or rows > self._rows or not self._bind(phase):
             self.begin(rows, step=step, phase=phase, observed=False, cancel=cancel)
             return self.run()
         self._binding.set_step(step, cancel)
         done = self._executor.run(self.segment)
         self._note()
+        return self._left(done, step, phase, cancel)
+
+    def run_one(
+        self, token: int, position: int, sequence: Sequence, step: int, phase: Phase, cancel: int
+    ) -> int | None:
+        """`run_unseen` of one row, which it makes the live one, and the one whose logits are wanted."""
+        cells = self._row
+        cells[0], cells[1], cells[2], cells[3] = token, position, sequence.address, sequence.pages * PAGE
+        if self._recurrent:
+            cells[4], cells[5] = sequence.state_in, sequence.state_out
+        self._rows_cell[0], self._head_rows_cell[0], self._head_cell[0] = 1, 1, 0
+        if not self._fuses or self._source.direct is not self._direct or phase is not self._bound_phase:
+            return self.run_unseen(1, step, phase, cancel)
+        words = self._words
+        words[STEP], words[CANCEL] = step, cancel
+        done = self._executor.run(self.segment)
+        if done != self._ops:
+            self._note()
+            return self._left(done, step, phase, cancel)
+        # Nothing stopped it: it has served every layer and thrown nothing away.
+        used = words[USED]
+        words[USED] = words[LAYERS] = 0
+        self.experts_used += used
+        self._source.note_direct(used, layers=self._layers)
+        return None
+
+    def _left(self, done: int, step: int, phase: Phase, cancel: int) -> int | None:
+        """What is left of a step that native code ran up to this op: the layer that lacks experts, if any."""
         if done == self._ops:
             return None
         position = self._halts[done]
@@ -141,7 +177,8 @@ class StepRunner:
     def run(self) -> int | None:
         """Runs on to the next layer whose experts the caller has to bring before it calls again; None at the end."""
         program, position = self._program, self._position
-        if self._native and self._bind():
+        if self._native and self._bind(self._phase):
+            self._binding.set_step(self._step, self._cancel)
             done = self._run_native(position)
             self._note()
             if done == self._ops:
@@ -190,23 +227,22 @@ class StepRunner:
         else:
             self._executor.run(segment)
 
-    def _bind(self) -> bool:
+    def _bind(self, phase: Phase) -> bool:
+        """Points native code at the residents; False if Python has to bring all."""
         direct = self._source.direct
         if direct is None:
             return False
-        if self._bound[0] is not direct or self._bound[1] is not self._phase:
-            uses = direct.prefill_uses if self._phase is Phase.PREFILL else direct.decode_uses
+        if direct is not self._direct or phase is not self._bound_phase:
             self._binding.point(
                 table=direct.table,
                 payload=direct.payload,
                 slot_bytes=direct.slot_bytes,
                 last_step=direct.last_step,
-                uses=uses,
+                uses=direct.prefill_uses if phase is Phase.PREFILL else direct.decode_uses,
                 step_word=direct.step,
                 in_use=direct.in_use,
             )
-            self._bound = (direct, self._phase)
-        self._binding.set_step(self._step, self._cancel)
+            self._direct, self._bound_phase = direct, phase
         return True
 
     def _note(self) -> None:

@@ -12,7 +12,11 @@ from compute_node.kernels import cache
 
 _CACHE = cache.prepare()  # before anything imports numba
 
-from compute_node.kernels.attention import attention, kv_append  # noqa: E402 - numba must find its cache directory set
+from compute_node.kernels.compiling import tell_once  # noqa: E402 - numba must find its cache directory set
+
+tell_once()  # before anything is compiled
+
+from compute_node.kernels.attention import attention, kv_append  # noqa: E402
 from compute_node.kernels.batch import Batch  # noqa: E402
 from compute_node.kernels.elementwise import add, clip, combine, gather_rows, silu_mul  # noqa: E402
 from compute_node.kernels.embedding import embed  # noqa: E402

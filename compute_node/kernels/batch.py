@@ -28,6 +28,7 @@ class Batch:
         limits: int64 [max_rows], how many positions that table covers; of a row beyond, nothing is kept.
         states_in: int64 [max_rows], where the recurrent state of the row's sequence is read; 0 where there is none.
         states_out: int64 [max_rows], where it is written.
+        first_row: the six of row 0, for who sets them one by one: a step of one text is short.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -37,7 +38,7 @@ class Batch:
         self.count = np.zeros(1, np.int64)
         self._count = self.count.data
         self._columns = np.zeros((6, max_rows), np.int64)
-        self._cells = self._columns.reshape(-1).data[::max_rows]
+        self.first_row = self._columns.reshape(-1).data[::max_rows]
         self.token_ids, self.positions, self.tables, self.limits, self.states_in, self.states_out = self._columns
 
     @property
@@ -54,20 +55,6 @@ class Batch:
         if not 0 <= rows <= self.max_rows:
             raise LimitExceeded(f"{rows} rows in a batch of at most {self.max_rows}")
         self._count[0] = rows
-
-    def set_one(self, token_id: int, position: int, table: int, limit: int, state_in: int, state_out: int) -> None:
-        """Makes this the only live row, like `set`, with a fraction of its code: a step of one text is short.
-
-        Raises:
-            LimitExceeded: a negative position, limit or place.
-        """
-        if position < 0 or limit < 0 or state_in < 0 or state_out < 0:
-            raise LimitExceeded("positions, limits and places of a batch are never negative")
-        cells = self._cells
-        cells[0], cells[1], cells[2], cells[3], cells[4], cells[5] = (
-            token_id, position, table, limit, state_in, state_out,
-        )  # fmt: skip
-        self._count[0] = 1
 
     def set(
         self,

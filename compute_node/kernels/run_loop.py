@@ -27,16 +27,33 @@ from compute_node.kernels.threads import (
     sched_yield,
 )
 
-__all__ = ["BLOCK_WORDS", "FIELDS", "SHARED_WORK", "TINY", "run_table", "stop", "worker", "wrong_mode"]
+__all__ = [
+    "BLOCK_WORDS",
+    "CLOSED",
+    "FIELDS",
+    "FORKED",
+    "SHARED_WORK",
+    "WRONG_MODE",
+    "run_table",
+    "stop",
+    "worker",
+    "wrong_mode",
+]
 
 # Fields of an op in a segment's table. NEXT is the number of the next op with weights that are known in advance.
 OP_ADDRESS, OP_ARGS, OP_ROWS, OP_UNITS, OP_PER_ROW, OP_GRAIN, OP_WORK, OP_HALT = range(8)
 OP_WEIGHTS, OP_UNIT_BYTES, OP_NEXT = range(8, 11)
 FIELDS: Final = 16
 
-# Words of the control block, each on its own cache line: 8 int64 apart.
-GENERATION, TABLE, FIRST, OPS, ARRIVED, PHASE, SLEEPERS, STOP, TINY, HALTED = (i * 64 for i in range(10))
-BLOCK_WORDS: Final = 80
+# Words of the control block, as byte offsets. What belongs together shares a cache line: what a run is, then what
+# threads that meet write, each word for itself, then what is the caller's alone.
+GENERATION, TABLE, FIRST, OPS, STOP = (i * 8 for i in range(5))
+ARRIVED, PHASE, SLEEPERS, HALTED = (i * 64 for i in range(1, 5))
+TICKETS, SERVED, REFUSAL, THREADS, BEGUN, ENDED, SPENT, TINY = (320 + i * 8 for i in range(8))
+BLOCK_WORDS: Final = 48
+
+WRONG_MODE, CLOSED, FORKED = -1, -2, -3
+"""Why a run is refused; the last two stand in `REFUSAL`."""
 
 SHARED_WORK: Final = 1 << 19
 """Multiply-adds below which one thread does an op alone: 10 to 30 us, what a meeting costs where others use the cores.
@@ -162,22 +179,28 @@ def wrong_mode(block: int) -> Any:
     return flushes_to_zero(f32_at(block + TINY)[0])
 
 
-@njit("int64(int64, int64, int64, int64, int64)", nogil=True, cache=True)
-def run_table(block: int, table: int, first: int, ops: int, threads: int) -> Any:
-    """Runs ops of a table on the calling thread, as part 0, and on the workers; alone if no op is worth sharing.
+@njit(nogil=True, cache=True)
+def _take_turn(block: int) -> Any:
+    """Waits until it is this caller's turn, in the order in which they came; returns the ticket for `_end_turn`."""
+    ticket = atomic_add(block + TICKETS, 1)
+    while True:
+        served = atomic_load(block + SERVED)
+        if served == ticket:
+            return ticket
+        futex_wait(block + SERVED, served)
 
-    Returns the number of the op that halted, `ops` if none did, or -1, with nothing run, if the calling thread's
-    floating-point mode would change results.
 
-    Args:
-        block: address of the control block.
-        table: address of the segment's table.
-        first: where to begin.
-        ops: how many the table has.
-        threads: the caller and its workers.
-    """
-    if wrong_mode(block):
-        return -1
+@njit(nogil=True, cache=True)
+def _end_turn(block: int, ticket: int) -> None:
+    """Lets the next caller run. One that comes now sees `SERVED` raised, or is seen and woken."""
+    atomic_store(block + SERVED, ticket + 1)
+    if atomic_load(block + TICKETS) != ticket + 1:
+        futex_wake(block + SERVED)
+
+
+@njit(nogil=True, cache=True)
+def _run_all(block: int, table: int, first: int, ops: int) -> Any:
+    threads = atomic_load(block + THREADS)
     worth = False
     for index in range(first, ops):
         worth = worth or _live_work(table, index) >= SHARED_WORK
@@ -191,6 +214,41 @@ def run_table(block: int, table: int, first: int, ops: int, threads: int) -> Any
     if atomic_load(block + SLEEPERS) != 0:
         futex_wake(block + GENERATION)
     return _run_part(block, table, first, ops, 0, threads)
+
+
+@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+def run_table(block: int, table: int, first: int, ops: int) -> Any:
+    """Runs ops of a table on the calling thread, as part 0, and on the workers; alone if no op is worth sharing.
+
+    Callers take turns. When each began and ended stands in the block, since a clock and a lock of Python cost more
+    than this call: after a run everything that they touch comes from memory.
+
+    Returns the number of the op that halted, `ops` if none did, or with nothing run: `WRONG_MODE` if the calling
+    thread's floating-point mode would change results, `CLOSED` or `FORKED` as the block says.
+
+    Args:
+        block: address of the control block.
+        table: address of the segment's table.
+        first: where to begin.
+        ops: how many the table has.
+    """
+    refusal = atomic_load(block + REFUSAL)
+    if refusal != 0:
+        return refusal
+    if wrong_mode(block):
+        return WRONG_MODE
+    ticket = _take_turn(block)
+    refusal = atomic_load(block + REFUSAL)  # by who was here before
+    if refusal == 0:
+        begun = nanoseconds()
+        refusal = _run_all(block, table, first, ops)
+        ended = nanoseconds()
+        words = i64_at(block)
+        words[BEGUN // 8] = begun
+        words[ENDED // 8] = ended
+        words[SPENT // 8] += ended - begun
+    _end_turn(block, ticket)
+    return refusal
 
 
 @njit("int64(int64, int64)", nogil=True, cache=True)
@@ -235,7 +293,10 @@ def worker(block: int, part: int, threads: int) -> None:
 
 @njit("void(int64)", nogil=True, cache=True)
 def stop(block: int) -> None:
-    """Tells the workers to leave."""
+    """Waits for the run that is under way, then tells the workers to leave; no run begins any more."""
+    ticket = _take_turn(block)
+    atomic_store(block + REFUSAL, CLOSED)
     atomic_store(block + STOP, 1)
     atomic_add(block + GENERATION, 1)
     futex_wake(block + GENERATION)
+    _end_turn(block, ticket)

@@ -32,14 +32,16 @@ class Segment:
     Attributes:
         name: for people, such as "layer 3 attention and router".
         ops: in order.
+        count: how many they are.
         table: int64 [ops, FIELDS], what the native loop reads.
     """
 
-    __slots__ = ("address", "name", "ops", "table")
+    __slots__ = ("address", "count", "name", "ops", "table")
 
     def __init__(self, name: str, ops: Sequence[Op]) -> None:
         self.name = name
         self.ops = tuple(ops)
+        self.count = len(self.ops)
         self.table = np.zeros((max(len(self.ops), 1), FIELDS), np.int64)
         for row, op in zip(self.table, self.ops, strict=False):
             if op.units < 0 or op.grain < 1 or op.work < 0 or op.address == 0:

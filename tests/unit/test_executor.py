@@ -213,15 +213,36 @@ def test_two_callers_take_turns():
             assert x.tobytes() == y.tobytes()
 
 
-def test_closing_ends_the_threads_and_refuses_more_work():
-    executor = Executor(3)
-    assert sum(t.name.startswith("kernels-") for t in threading.enumerate()) == 2
+@pytest.mark.parametrize("threads", [1, 3])
+def test_closing_ends_the_threads_and_refuses_more_work(threads):
+    executor = Executor(threads)
+    assert sum(t.name.startswith("kernels-") for t in threading.enumerate()) == threads - 1
     executor.close()
     executor.close()
     assert not any(t.name.startswith("kernels-") for t in threading.enumerate())
-    for run in (executor.run, executor.run_reference):
+    for run in (executor.run, executor.run_each, executor.run_reference):
         with pytest.raises(TierdError, match="closed"):
             run(layer()[0])
+
+
+def test_closing_waits_for_the_run_that_is_under_way():
+    for _ in range(20):
+        executor = Executor(2)
+        segment, pair = chain(400, 64, (SHARED_WORK,))
+        found = []
+
+        def work(executor=executor, segment=segment, found=found):
+            try:
+                found.append(executor.run(segment))
+            except TierdError as error:
+                found.append(str(error))
+
+        caller = threading.Thread(target=work)
+        caller.start()
+        executor.close()
+        caller.join()
+        assert found in ([400], ["the executor is closed"])
+        assert found != [400] or pair[0].tolist() == expected_chain(400, 64).tolist()
 
 
 def test_a_forgotten_executor_ends_its_threads():
@@ -237,12 +258,20 @@ def test_a_number_of_threads_that_makes_no_sense_is_refused():
             Executor(threads)
 
 
-def test_an_executor_from_before_a_fork_says_so(monkeypatch):
+def test_an_executor_from_before_a_fork_says_so():
     with Executor(2) as executor:
-        monkeypatch.setattr(os, "getpid", lambda: 1)
-        with pytest.raises(TierdError, match="stayed in the process"):
-            executor.run(layer()[0])
-        monkeypatch.undo()
+        segment = layer()[0]
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                executor.run(segment)
+            except TierdError as error:
+                code = 0 if "stayed in the process" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        executor.run(segment)
 
 
 @intrinsic

@@ -72,7 +72,8 @@ class InProcess(NothingAhead):
         stats = self.stats
         stats.visits += layers
         stats.requested += uses
-        stats.count(RAM, "hit", uses)
+        stats.outcomes["hit"] += uses
+        stats.tiers[RAM] = stats.tiers.get(RAM, 0) + uses
         stats.discarded += discarded
 
     def visit(
