@@ -136,7 +136,7 @@ def _load(file: Path) -> _Known | None:
     try:
         row = json.loads(file.read_bytes())
         known = _Known(float(row["bytes_per_second"]), int(row.get("tries", 1)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return known if row.get("version") == _VERSION and _LEAST_RATE < known.rate < _MOST_RATE else None
 

@@ -105,7 +105,7 @@ class SessionFile:
 def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict)
-        and message.get("role") in _ROLES
-        and isinstance(message.get("content"), str)
         and set(message) == {"role", "content"}
+        and all(isinstance(text, str) for text in message.values())
+        and message["role"] in _ROLES
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +16,13 @@ import numpy as np
 
 from compute_node.engine.kv_cache import KVCache, Sequence
 from compute_node.engine.saved_sequence import restore_sequence, save_sequence
+from tierd.array_files import read_arrays
 from tierd.errors import TierdError
 
 __all__ = ["load_warm", "save_warm"]
 
 _FACTS: Final = "facts"
+_MOST_FACTS: Final = 256 << 20
 
 
 def save_warm(path: Path, cache: KVCache, sequence: Sequence, facts: Mapping[str, Any]) -> None:
@@ -58,14 +59,14 @@ def load_warm(path: Path, cache: KVCache, sequence: Sequence, facts: Mapping[str
         do not fit.
     """
     try:
-        # Opened here, since numpy leaves a file open that turns out to be none of its own.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            known = json.loads(arrays[_FACTS].tobytes())
-            tokens = known.pop("tokens")
-            if known != dict(facts):
-                return False
-            saved = {name: arrays[name] for name in arrays.files if name != _FACTS}
+        # Before the rows, which may be gigabytes.
+        known = json.loads(read_arrays(path, limit=_MOST_FACTS, only={_FACTS})[_FACTS].tobytes())
+        tokens = known.pop("tokens")
+        if known != dict(facts):
+            return False
+        saved = read_arrays(path, limit=cache.nbytes + _MOST_FACTS)
+        del saved[_FACTS]
         restore_sequence(cache, sequence, tokens, saved)
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, TierdError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, TierdError):
         return False
     return True

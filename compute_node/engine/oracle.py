@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from compute_node.engine.model import Model
 from compute_node.engine.sampler import Sampling, choose_token
+from tierd.array_files import read_arrays
 from tierd.client.source import Phase
 from tierd.errors import UsageError
 
@@ -81,21 +81,23 @@ class OracleResult:
         )
 
 
+_MOST_BYTES: Final = 1 << 30
+
+
 def read_reference(path: Path) -> OracleReference:
     """Reads a `ref.npz`; UsageError if it is missing or not one."""
     try:
-        with np.load(path, allow_pickle=False) as data:
-            names = set(data.files)
-            layers = sorted(int(name.removeprefix("route_idx_")) for name in names if name.startswith("route_idx_"))
-            return OracleReference(
-                input_ids=[int(token) for token in data["input_ids"].reshape(-1)],
-                logits=data["logits"].reshape(-1, data["logits"].shape[-1]).astype(np.float32),
-                greedy=[int(token) for token in data["greedy"].reshape(-1)],
-                greedy_logits=data["greedy_logits"].astype(np.float32) if "greedy_logits" in names else None,
-                routes={layer: data[f"route_idx_{layer}"].astype(np.int64) for layer in layers},
-                route_weights={layer: data[f"route_w_{layer}"].astype(np.float32) for layer in layers},
-            )
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        data = read_arrays(path, limit=_MOST_BYTES)
+        layers = sorted(int(name.removeprefix("route_idx_")) for name in data if name.startswith("route_idx_"))
+        return OracleReference(
+            input_ids=[int(token) for token in data["input_ids"].reshape(-1)],
+            logits=data["logits"].reshape(-1, data["logits"].shape[-1]).astype(np.float32),
+            greedy=[int(token) for token in data["greedy"].reshape(-1)],
+            greedy_logits=data["greedy_logits"].astype(np.float32) if "greedy_logits" in data else None,
+            routes={layer: data[f"route_idx_{layer}"].astype(np.int64) for layer in layers},
+            route_weights={layer: data[f"route_w_{layer}"].astype(np.float32) for layer in layers},
+        )
+    except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
         raise UsageError(
             f"{path} is not a reference of an oracle: {error}", hint="Oracle folders are made by make_oracles.py."
         ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.array_files import read_arrays
 from tierd.errors import UsageError
 
 __all__ = ["PREDICTOR", "TOKENS", "Learned", "TableFile"]
@@ -49,14 +49,10 @@ class TableFile:
     def load(self, table: Learned) -> str:
         """Fills the table from the file, if there is one; returns what was wrong with it, or nothing."""
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                    return f"{self.path}: more than {_MOST_BYTES >> 20} MiB of earlier runs are not read"
-            with np.load(self.path, allow_pickle=False) as content:
-                table.restore({name: content[name] for name in content.files})
+            table.restore(read_arrays(self.path, limit=_MOST_BYTES))
         except FileNotFoundError:
             return ""
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError) as error:
             return f"{self.path}: what earlier runs learned cannot be read: {error}"
         except UsageError as error:
             return f"{self.path}: {error.message}"

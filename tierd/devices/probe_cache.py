@@ -40,7 +40,7 @@ class ProbeCache:
         try:
             row = json.loads((self._directory / f"{key}.json").read_bytes())
             bandwidth, depth, how = float(row["bandwidth"]), int(row["depth"]), str(row["how"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         if row.get("version") != _VERSION or not 1e3 < bandwidth < 1e12 or not 1 <= depth <= 64:
             return None

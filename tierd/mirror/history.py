@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tierd.array_files import read_array
 from tierd.errors import UsageError
 from tierd.small_files import read_at_most
 
@@ -30,12 +31,12 @@ def read_uses(path: Path, fingerprint: str) -> np.ndarray:
     """
     try:
         data = read_at_most(path, _MAX_BYTES)
-        table = np.load(io.BytesIO(data), allow_pickle=False) if path.suffix == ".npy" else json.loads(data)
+        table = read_array(io.BytesIO(data)) if path.suffix == ".npy" else json.loads(data)
         if isinstance(table, dict):
             _check_fingerprint(path, table, fingerprint)
             table = table["counts"]
         uses = np.asarray(table, dtype=np.float64)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a usage history: {error}") from None
     if uses.ndim != 1:
         raise UsageError(f"{path}: a usage history is one list of counts, not an array of shape {uses.shape}")

@@ -85,7 +85,7 @@ def read_receipt(directory: Path) -> Receipt | None:
                 raise StoreDamaged(f"{path}: written by another version of tierd")
             files = {str(file): (int(row["bytes"]), int(row["mtime_ns"])) for file, row in table["files"].items()}
             return Receipt(str(table["fingerprint"]), str(table["source"]), files, complete)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise StoreDamaged(
                 f"{path}: not the receipt of a mirror: {str(error)[:200]}",
                 hint="Move the file away; `tierd mirror verify` needs none.",

@@ -112,7 +112,8 @@ class ChoiceTable:
         Raises:
             UsageError: the arrays are not such a content. The table is then as it was.
         """
-        shape = (len(arrays["tokens"]) if "tokens" in arrays else -1, self._layers, self._places)
+        known = arrays.get("tokens")
+        shape = (-1 if known is None or not known.shape else len(known), self._layers, self._places)
         kinds = {"tokens": (np.int64, 1), "seen": (np.uint32, 1), "experts": (np.int32, 3), "counts": (np.uint16, 3)}
         for name, (dtype, axes) in kinds.items():
             array = arrays.get(name)

@@ -20,7 +20,6 @@ decoded token by token.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -30,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.array_files import read_arrays
 from tierd.errors import UsageError
 
 __all__ = ["Trace", "TraceWriter", "join_traces", "load_trace"]
@@ -116,12 +116,8 @@ def load_trace(path: Path) -> Trace:
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: cannot be read as a trace: it is no file")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                raise UsageError(f"{path}: a trace of more than {_MOST_BYTES >> 30} GiB is refused")
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+        arrays = read_arrays(path, limit=_MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read as a trace: {error}") from None
     return _checked(str(path), arrays)
 

@@ -60,9 +60,10 @@ class VerificationNotes:
             shards = {
                 file: row
                 for file, row in table["shards"].items()
-                if row["at"] >= since and isinstance(_checked(row), CheckedShard)
+                if row["at"] >= since and isinstance(row["identity"], list) and isinstance(_checked(row), CheckedShard)
             }
-        except (StoreDamaged, DriveError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (StoreDamaged, DriveError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError,
+                RecursionError):  # fmt: skip
             shards = {}
         return cls(path, fingerprint, shards)
 

@@ -67,5 +67,5 @@ class Journal:
                 Outcome(dict(row["settings"]), tuple(map(float, row["seconds"])), str(row["digest"]), row["facts"])
                 for row in content["trials"]
             ]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return []

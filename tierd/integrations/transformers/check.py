@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from tierd.array_files import read_arrays
 from tierd.checkpoint.convert import Conversion
-from tierd.errors import TierdError
+from tierd.errors import TierdError, UsageError
 from tierd.integrations.transformers.architecture import config_of, model_class, quiet, text_config
 from tierd.integrations.transformers.conversion import plan_by_transformers
 from tierd.integrations.transformers.loading import load
@@ -21,6 +22,7 @@ __all__ = ["GREEDY_TOKENS", "CheckResult", "check", "compare"]
 GREEDY_TOKENS: Final = 16
 _PROMPT_TOKENS: Final = 24
 _MOST_TOKEN_ID: Final = 300
+_MOST_BYTES: Final = 1 << 30
 """Prompts are of low token ids: high ones stand for images and the like in some vocabularies."""
 
 
@@ -109,8 +111,11 @@ def prompt(folder: Path, model: Any) -> torch.Tensor:
     """The prompt of the folder's reference outputs, else one drawn from low token ids: int64 [1, tokens]."""
     reference = folder / "ref.npz"
     if reference.exists():
-        with np.load(reference) as arrays:
-            return torch.from_numpy(arrays["input_ids"].astype(np.int64))
+        try:
+            ids = read_arrays(reference, limit=_MOST_BYTES, only={"input_ids"})["input_ids"].astype(np.int64)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{reference} holds no prompt: {error}") from None
+        return torch.from_numpy(ids)
     most = min(int(text_config(model.config).vocab_size), _MOST_TOKEN_ID)
     drawn = np.random.Generator(np.random.Philox(0)).integers(min(3, most - 1), most, (1, _PROMPT_TOKENS))
     return torch.from_numpy(drawn)
