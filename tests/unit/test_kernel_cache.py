@@ -14,10 +14,13 @@ from compute_node.kernels import cache, warm_up
 PROBE = """
 import importlib.util, os, sys
 folder = sys.argv[1]
-spec = importlib.util.spec_from_file_location("cache", folder + "/cache.py")
-cache = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cache)
-print(cache.prepare())
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, f"{folder}/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+print(load("cache").prepare())
+load("compiling").tell_once()
 sys.path.insert(0, folder)
 import first
 print(first.answer(4))
@@ -46,13 +49,15 @@ def probe(folder, home):
         [sys.executable, "-B", "-c", PROBE, str(folder)], env=environment, capture_output=True, text=True, check=True
     )
     where, answer = done.stdout.split()
+    assert done.stderr.count("compiling kernels for this processor") == 1
     return Path(where), int(answer)
 
 
 def test_an_edit_in_a_called_file_never_runs_old_code(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
-    shutil.copy(cache.__file__, package / "cache.py")
+    for name in ("cache.py", "compiling.py"):
+        shutil.copy(Path(cache.__file__).with_name(name), package)
     (package / "first.py").write_text(FIRST)
     (package / "second.py").write_text(SECOND.format(factor=2))
     before, answer = probe(package, tmp_path)
