@@ -112,7 +112,7 @@ class Answer:
         if self.request.prompt_logprobs and not self._generated:
             events.append(_prompt_scores(self._scores))
         if self.request.params.max_tokens:
-            events.append(self._choose(rows[-1], likeliest[-1] if likeliest else None, seconds))
+            events.append(self.choose(rows[-1], likeliest[-1] if likeliest else None, seconds))
         else:
             self.reason = FinishReason.LENGTH
         return events
@@ -150,7 +150,17 @@ class Answer:
         )
         return Done(reason, tail, usage, error)
 
-    def _choose(self, logits: Logits, likeliest: int | None, seconds: float) -> Token:
+    def choose(self, logits: Logits, likeliest: int | None, seconds: float) -> Token:
+        """The next token, all before it having been computed; sets `reason` where it is the last.
+
+        Args:
+            logits: of the last token, float32 [vocabulary].
+            likeliest: the token with the largest one, see `choose_token`; None: not known.
+            seconds: since submission.
+
+        Raises:
+            TierdError: see `step`.
+        """
         params, constraint = self.request.params, self.request.constraint
         token = choose_token(
             logits,

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from compute_node.engine.language_model import LanguageModel
 from compute_node.engine.stop import stop_token_ids
 from compute_node.serving.answer import Answer
+from compute_node.serving.entry import Cost, Entry
 from compute_node.serving.pace import Pace
 from compute_node.serving.requests import (
     EngineStats,
@@ -41,19 +41,7 @@ __all__ = ["Engine"]
 
 _RETRY_SECONDS: Final = 0.05
 """How long the thread waits where requests wait and nothing can run, since somebody else holds the KV cache."""
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A request that was accepted and is not over."""
-
-    job: Job
-    answer: Answer
-    sink: Sink
-    begun: float
-    deadline: float
-    cached_tokens: int = 0
-    started: float | None = None
+_ONLY: Final = (0,)
 
 
 class Engine:
@@ -89,15 +77,17 @@ class Engine:
         self._clock = clock
         self._pace = Pace(max_running)
         self._condition = threading.Condition()
-        self._entries: dict[int, _Entry] = {}
-        self._over: list[_Entry] = []  # cancelled while they waited: only `Done` is left
+        self._entries: dict[int, Entry] = {}
+        self._over: list[Entry] = []  # cancelled while they waited: only `Done` is left
         self._running = RunningStep(model.rows, clock)
         self._step: RunningStep | None = None
         self._closing = False
         self._number = 0
         self._counts: Counter[str] = Counter()
         self._finished = Counter(dict.fromkeys((reason.value for reason in FinishReason), 0))
-        self._step_seconds = self._wait_seconds = 0.0
+        self._steps = self._rows = 0
+        self._cost = Cost(model)
+        self._news = False  # something has changed since the last plan
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
@@ -131,8 +121,9 @@ class Engine:
             begun = self._clock()
             deadline = float("inf") if request.deadline_seconds is None else begun + request.deadline_seconds
             job = Job(self._number, answer.tokens, reuse=not request.prompt_logprobs)
-            self._entries[job.number] = _Entry(job, answer, sink, begun, deadline)
+            self._entries[job.number] = Entry(job, answer, sink, begun, deadline)
             self._scheduler.add(job)
+            self._news = True
             self._condition.notify_all()
         return Ticket(job.number, self._cancel)
 
@@ -140,6 +131,7 @@ class Engine:
         """What it does now and has done."""
         with self._condition:
             scheduler, counts, pool = self._scheduler, self._counts, self.model.cache.pool
+            seconds, waited = self._cost.times()
             return EngineStats(
                 running=scheduler.active,
                 waiting=scheduler.waiting,
@@ -154,18 +146,18 @@ class Engine:
                 prompt_tokens=counts["prompt_tokens"],
                 reused_tokens=counts["reused_tokens"],
                 completion_tokens=counts["completion_tokens"],
-                steps=counts["steps"],
-                rows=counts["rows"],
+                steps=self._steps,
+                rows=self._rows,
                 preempted=scheduler.preempted,
-                step_seconds=self._step_seconds,
-                wait_seconds=self._wait_seconds,
+                step_seconds=seconds,
+                wait_seconds=waited,
                 experts=dict(self.model.source.stats.tiers),
             )
 
     def close(self) -> None:
         """Ends all requests, the running step at its next layer, and the thread; harmless when repeated."""
         with self._condition:
-            self._closing = True
+            self._closing = self._news = True
             if self._step is not None:
                 self._step.cancel()
             self._condition.notify_all()
@@ -177,7 +169,7 @@ class Engine:
             entry = self._entries.get(number)
             if entry is None or entry.job.cancelled:
                 return
-            entry.job.cancelled = True
+            entry.job.cancelled = self._news = True
             if entry.job.sequence is None:
                 self._scheduler.remove(entry.job)
                 self._over.append(entry)
@@ -204,6 +196,7 @@ class Engine:
                 self._condition.wait()
             if self._closing:
                 return False
+            self._news = False
             over = [(entry, FinishReason.CANCELLED) for entry in self._over]
             self._over.clear()
             now = self._clock()
@@ -214,15 +207,18 @@ class Engine:
                     over.append((entry, FinishReason.CANCELLED if job.cancelled else FinishReason.DEADLINE))
             shares = self._scheduler.plan()
             entries = self._begin(shares, now) if shares else []
+            alone = len(entries) == 1 and self._is_alone(shares[0], entries[0])
             if not shares and not over:
                 self._condition.wait(_RETRY_SECONDS)
         for entry, reason in over:
             self._end(entry, reason)
-        if shares:
+        if alone:
+            self._run_alone(entries[0])
+        elif shares:
             self._run(shares, entries)
         return True
 
-    def _begin(self, shares: Sequence[Share], now: float) -> list[_Entry]:
+    def _begin(self, shares: Sequence[Share], now: float) -> list[Entry]:
         entries = [self._entries[share.job.number] for share in shares]
         for entry in entries:
             if entry.started is None:
@@ -234,7 +230,7 @@ class Engine:
         self._step = self._running
         return entries
 
-    def _run(self, shares: list[Share], entries: list[_Entry]) -> None:
+    def _run(self, shares: list[Share], entries: list[Entry]) -> None:
         model, step = self.model, self._running
         tokens: list[int] = []
         positions: list[int] = []
@@ -249,8 +245,7 @@ class Engine:
             tokens += share.tokens
             positions += range(start, start + count)
             sequences += [share.job.sequence] * count
-        stats, times = model.source.stats, model.times
-        before, computed, waited = list(stats.outcomes.values()), times.seconds, times.wait_seconds
+        cost = Cost(model)
         logits, error = None, None
         try:
             logits = model.forward(
@@ -265,21 +260,12 @@ class Engine:
         except TierdError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001 - a defect ends the requests that met it, not the engine
-            error = TierdError(f"unexpected {type(failure).__name__}: {failure}", hint="This is a defect of the node.")
-        seconds, waited = times.seconds - computed, times.wait_seconds - waited
-        asked = {
-            name: count - earlier
-            for (name, count), earlier in zip(stats.outcomes.items(), before, strict=True)
-            if count != earlier
-        }
-        for entry in entries:
-            entry.answer.note(asked, waited, max(0.0, seconds - waited))
+            error = _unexpected(failure)
+        cost.note(*entries)
         with self._condition:
             self._step = None
-            self._counts["steps"] += 1
-            self._counts["rows"] += len(tokens)
-            self._step_seconds += seconds
-            self._wait_seconds += waited
+            self._steps += 1
+            self._rows += len(tokens)
             # What was cancelled meanwhile is not what it should be: nobody may take its pages over.
             live = [place for place, entry in enumerate(entries) if not entry.job.cancelled]
             if logits is not None:
@@ -292,18 +278,56 @@ class Engine:
                 rows = slice(first, first + len(offsets))
                 self._advance(entries[place], shares[place], offsets, logits[rows], model.likeliest[rows])
         if self._on_step is not None:
-            self._on_step(
-                StepReport(
-                    seconds=seconds,
-                    wait_seconds=waited,
-                    rows=len(tokens),
-                    requests=len(shares),
-                    prompt_rows=sum(map(_prompt_rows, shares, entries)),
-                )
-            )
+            prompts = sum([entry.prompt_rows(share) for share, entry in zip(shares, entries, strict=True)])
+            self._on_step(StepReport(*cost.times(), len(tokens), len(shares), prompts))
+
+    def _is_alone(self, share: Share, entry: Entry) -> bool:
+        """Whether there is nothing to do but one token after the other of this request."""
+        scheduler = self._scheduler
+        others = scheduler.waiting or len(scheduler.running) > 1
+        return not others and not entry.job.alone and share.count == 1 and share.start >= entry.answer.prompt_length
+
+    def _run_alone(self, entry: Entry) -> None:
+        """Steps of the only request, until it is over or something else comes up.
+
+        Nothing is planned or locked between two of them: what Python touches there comes from memory, since native
+        code fills the caches with weights, and a whole step takes a few milliseconds.
+        """
+        model, job, answer, clock, report = self.model, entry.job, entry.answer, self._clock, self._on_step
+        cache, sequence, tokens, step, times = model.cache, job.sequence, job.tokens, self._running, model.times
+        cost, error, now = Cost(model), None, 0.0
+        while True:
+            place, seconds, waited, token = len(tokens) - 1, times.seconds, times.wait_seconds, None
+            part = tokens[place:]
+            self._steps += 1
+            self._rows += 1
+            try:
+                logits = model.forward(part, (place,), (sequence,), phase=Phase.DECODE, logits_of=_ONLY, cancelled=step)
+                if logits is not None and not job.cancelled:
+                    cache.advance(sequence, part)
+                    likeliest, now = model.likeliest, clock()
+                    token = answer.choose(logits[0], likeliest[0] if likeliest else None, now - entry.begun)
+            except TierdError as failure:
+                error = failure
+            except Exception as failure:  # noqa: BLE001 - see `_run`
+                error = _unexpected(failure)
+            over = token is None or answer.reason is not None
+            if token is not None and not over:
+                self._send(entry, (token,))
+            if report is not None:
+                report(StepReport(times.seconds - seconds, times.wait_seconds - waited, 1, 1, 0))
+            if over or self._news or now >= entry.deadline or not cache.reserve(sequence, 1):
+                break
+        cost.note(entry)
+        with self._condition:
+            self._step = None
+        if error is not None:
+            self._end(entry, FinishReason.ERROR, error=error)
+        elif token is not None and answer.reason is not None:
+            self._end(entry, answer.reason, (token,))
 
     def _advance(
-        self, entry: _Entry, share: Share, offsets: list[int], rows: NDArray[np.float32], likeliest: list[int]
+        self, entry: Entry, share: Share, offsets: list[int], rows: NDArray[np.float32], likeliest: list[int]
     ) -> None:
         """A request's part of a step succeeded."""
         complete = share.complete
@@ -314,7 +338,7 @@ class Engine:
             self._end(entry, FinishReason.ERROR, error=failure)
             return
         except Exception as failure:  # noqa: BLE001 - such as of a constraint
-            self._end(entry, FinishReason.ERROR, error=TierdError(f"unexpected {type(failure).__name__}: {failure}"))
+            self._end(entry, FinishReason.ERROR, error=_unexpected(failure))
             return
         reason = entry.answer.reason
         if reason is not None:
@@ -322,7 +346,7 @@ class Engine:
         elif events:
             self._send(entry, events)
 
-    def _fail(self, entries: list[_Entry], error: TierdError) -> None:
+    def _fail(self, entries: list[Entry], error: TierdError) -> None:
         """A step failed. Who is to blame shows when each of its requests is computed alone, unless all would fail."""
         everybody = isinstance(error, DaemonUnavailable | DeadlineExceeded)
         if len(entries) == 1 or everybody:
@@ -333,7 +357,7 @@ class Engine:
                 entry.job.alone = True
 
     def _end(
-        self, entry: _Entry, reason: FinishReason, events: Sequence[Event] = (), error: TierdError | None = None
+        self, entry: Entry, reason: FinishReason, events: Sequence[Event] = (), error: TierdError | None = None
     ) -> None:
         """The request is over: frees what it holds, then says so."""
         now, number = self._clock(), entry.job.number
@@ -355,15 +379,15 @@ class Engine:
                 self._pace.ended(now - started)
         self._send(entry, [*events, done])
 
-    def _send(self, entry: _Entry, events: Sequence[Event]) -> None:
+    def _send(self, entry: Entry, events: Sequence[Event]) -> None:
         try:
             entry.sink(events)
         except Exception:  # noqa: BLE001 - whoever cannot hear gets no more
             self._cancel(entry.job.number)
 
 
-def _prompt_rows(share: Share, entry: _Entry) -> int:
-    return max(0, min(share.start + share.count, entry.answer.prompt_length) - share.start)
+def _unexpected(failure: Exception) -> TierdError:
+    return TierdError(f"unexpected {type(failure).__name__}: {failure}", hint="This is a defect of the node.")
 
 
 def _phase(shares: Sequence[Share], rows: int) -> Phase:
