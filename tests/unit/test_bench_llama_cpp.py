@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
 import pytest
+import typer
 
 from compute_node.bench import llama_cpp
 from compute_node.bench.geometries import BenchGeometry, geometry_named
 from compute_node.bench.gguf_file import byte_tokens, q4_blocks, q8_blocks, write_gguf
 from compute_node.bench.random_model import RandomModel
+from compute_node.commands import bench_llama_cpp
 from compute_node.kernels import Matrix, dequantise
 from tierd.errors import LimitExceeded, UsageError
 
@@ -76,6 +79,29 @@ def test_missing_packages_and_other_families_are_named(monkeypatch, tmp_path):
 def test_ratios_are_medians_over_pairs():
     sides = {"ours": [{"decode": d} for d in (4, 6, 10)], "llama_cpp": [{"decode": d} for d in (2, 2, 2)]}
     assert llama_cpp._ratio(sides, "decode") == 3
+
+
+def test_the_command_shows_both_sides_and_how_far_apart_they_are(monkeypatch, capsys):
+    asked = []
+
+    def measured(geometry, **how):
+        asked.append((geometry.name, how["layers"], how["rounds"]))
+        return {
+            "ours": [{"decode": 24.0, "prefill": 75.0}], "llama_cpp": [{"decode": 20.0, "prefill": 50.0}],
+            "decode_ratio": 1.2, "prefill_ratio": 1.5, "largest_logprob_difference": 0.134, "void": True,
+        }  # fmt: skip
+
+    monkeypatch.setattr(bench_llama_cpp, "measure_llama_cpp", measured)
+    app = typer.Typer()
+    bench_llama_cpp.register(app)
+    app(["--rounds", "2"], standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("decode │ 24.0 │ 20.0 │ 1.20", "prefill │ 75.0 │ 50.0 │ 1.50", "0.13 apart at most", "Void"):
+        assert words in shown
+    app(["--layers", "4", "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["decode_ratio"], found["geometry"], found["layers"]) == (1.2, "olmoe-1b-7b", 4)
+    assert asked == [("olmoe-1b-7b", None, 2), ("olmoe-1b-7b", 4, 5)]
 
 
 @pytest.mark.bench
