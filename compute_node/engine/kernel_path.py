@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-import llvmlite.binding
+from compute_node.kernels.cache import processor
 
 __all__ = ["kernel_path"]
 
 
 def kernel_path() -> str:
-    """`avx512`, `avx2` or `portable`, by the features that numba compiles for; all three compute the same bits."""
-    chosen = os.environ.get("NUMBA_CPU_FEATURES")
-    if chosen is None:
-        features: dict[str, Any] = dict(llvmlite.binding.get_host_cpu_features())
-        present = {name for name, available in features.items() if available}
-    else:
-        present = {item[1:] for item in chosen.split(",") if item.startswith("+")}
+    """`avx512`, `avx2` or `portable`, by what kernels are compiled for; all three compute the same bits."""
+    present = {item[1:] for item in processor()[1].split(",") if item.startswith("+")}
     if "avx512f" in present:
         return "avx512"
     return "avx2" if {"avx2", "fma"} <= present else "portable"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import compute_node
+from compute_node.engine.kernel_path import kernel_path
 from compute_node.kernels import cache, warm_up
 
 PROBE = """
@@ -122,3 +123,13 @@ def test_versions_unused_for_a_month_are_removed(tmp_path, monkeypatch, days, ke
     current = cache.prepare()
     assert current.is_dir()
     assert old.exists() == kept
+
+
+def test_the_kernel_path_is_that_of_the_processor_that_code_is_compiled_for(monkeypatch):
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    monkeypatch.delenv("NUMBA_CPU_FEATURES", raising=False)
+    assert kernel_path() == "portable"
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma")
+    assert kernel_path() == "avx2"
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma,+avx512f")
+    assert kernel_path() == "avx512"
