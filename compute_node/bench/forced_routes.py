@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -14,11 +15,14 @@ from compute_node.kernels.lanes import f32_at, i32_at, i64_at
 from compute_node.kernels.op import KERNEL, address_of, record
 from compute_node.models.decoder_program import DecoderProgram
 from tierd.errors import UsageError
+from tierd.policy.drawn_routes import RECORDED
+from tierd.store.geometry import Geometry
 
-__all__ = ["force_routes"]
+__all__ = ["drawn_apart", "force_routes"]
 
 _SPREAD: Final = 1009
 """How far tokens that follow each other lie apart in the table."""
+_ROUTES: Final = 4096
 
 
 @cfunc(KERNEL, cache=True, error_model="numpy")
@@ -69,3 +73,18 @@ def force_routes(program: DecoderProgram, routes: NDArray[np.int32], *, by_token
         )  # fmt: skip
         body.append(Segment(segment.name, [*segment.ops, op]))
     return replace(program, body=tuple(body))
+
+
+def drawn_apart(sizes: Geometry) -> Callable[[DecoderProgram], DecoderProgram]:
+    """Forces routes of the recorded trace's generator; neighbours share no more experts than chance has them share.
+
+    Args:
+        sizes: of the model.
+
+    Returns:
+        What changes a program, for `Model`.
+    """
+    routes = RECORDED.generate(
+        tokens=_ROUTES, layers=len(sizes.layers), experts=sizes.layers[0].experts, top_k=sizes.top_k
+    )
+    return lambda program: force_routes(program, routes, by_token=True)

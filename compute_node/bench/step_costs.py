@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from compute_node.bench.forced_routes import force_routes
+from compute_node.bench.forced_routes import drawn_apart
 from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
@@ -20,12 +20,9 @@ from compute_node.engine.model import Model, ModelOptions
 from compute_node.kernels.pages import PAGE
 from tierd.client.source import Phase
 from tierd.errors import UsageError
-from tierd.policy.drawn_routes import RECORDED
 from tierd.store.reading import huge_page_buffer
 
 __all__ = ["StepCost", "measure_costs"]
-
-_ROUTES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -100,9 +97,6 @@ def measure_costs(
     """
     random = RandomModel(config, experts=experts)
     sizes = random.geometry
-    routes = RECORDED.generate(
-        tokens=_ROUTES, layers=len(sizes.layers), experts=sizes.layers[0].experts, top_k=sizes.top_k
-    )
     source, buffer, most = resident(random, tell), huge_page_buffer(read_bytes), max(batches)
     buffer.view(np.int64)[:] = 1
     read, _ = plain_read(buffer)
@@ -111,7 +105,7 @@ def measure_costs(
     )
     found = []
     with (
-        Model(source, options, adapt=lambda program: force_routes(program, routes, by_token=True)) as model,
+        Model(source, options, adapt=drawn_apart(sizes)) as model,
         Executor(threads) as executor,
         Quiet() as quiet,
     ):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from compute_node.bench.forced_routes import drawn_apart
 from compute_node.bench.plain_read import plain_read
 from compute_node.bench.quiet import Quiet
 from compute_node.bench.random_model import RandomModel
@@ -78,7 +79,7 @@ def measure_step(
     timeline: Path | None = None,
     tell: Callable[[str], None],
 ) -> tuple[StepSpeed, dict[str, Any]]:
-    """Decode steps, fused and op by op, and plain reads, in turn.
+    """Decode steps, fused and op by op, and plain reads, in turn; routes are given, drawn apart for each token.
 
     Args:
         config: config.json of the model.
@@ -103,7 +104,9 @@ def measure_step(
         walks = {}
         for execution in ("fused", "ops"):
             options = ModelOptions(numerics=numerics, execution=execution, context=context, threads=threads)
-            walks[execution] = TokenWalk(stack.enter_context(Model(source, options)))
+            walks[execution] = TokenWalk(
+                stack.enter_context(Model(source, options, adapt=drawn_apart(random.geometry)))
+            )
         executor = stack.enter_context(Executor(threads))
         same = np.array_equal(walks["fused"].step(), walks["ops"].step())
         tell("decoding")
@@ -154,7 +157,7 @@ def measure_prefill(
     random = RandomModel(config, experts=experts)
     source = resident(random, tell)
     options = ModelOptions(numerics=numerics, context=tokens, rows=rows, threads=threads)
-    with Model(source, options) as model, Quiet() as quiet:
+    with Model(source, options, adapt=drawn_apart(random.geometry)) as model, Quiet() as quiet:
         found = []
         for number in range(rounds):
             tell(f"prefill {number + 1} of {rounds}")

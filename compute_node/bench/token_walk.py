@@ -41,10 +41,13 @@ class TokenWalk:
     def run(self, tokens: int) -> tuple[float, float]:
         """Extends by so many tokens, each chosen greedily from its logits too: (seconds, those outside native code)."""
         drawn = self._generator.integers(0, self.model.config.vocab_size, tokens).tolist()
-        model, greedy, place = self.model, Sampling(), len(self)
+        model, greedy, place, sequence = self.model, Sampling(), len(self), self._sequence
         native, begun = model.native_seconds, time.perf_counter()
-        for number, token in enumerate(drawn):
-            choose_token(self._extend(token), place + number, greedy, likeliest=model.likeliest[0])
+        for token in drawn:
+            logits = model.extend(sequence, [token], phase=Phase.DECODE, keep=False)
+            assert logits is not None
+            choose_token(logits, place, greedy, likeliest=model.likeliest[0])
+            place += 1
         seconds = time.perf_counter() - begun
         return seconds, seconds - (model.native_seconds - native)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compute_node import embedded
-from compute_node.bench.forced_routes import force_routes
+from compute_node.bench.forced_routes import drawn_apart
 from compute_node.bench.geometries import geometry_named
 from compute_node.bench.http_speed import measure_http
 from compute_node.bench.random_model import RandomModel
@@ -23,14 +23,12 @@ from compute_node.engine.model import Model, ModelOptions
 from tierd.checkpoint.convert import convert
 from tierd.client.in_process import InProcess
 from tierd.errors import UsageError
-from tierd.policy.drawn_routes import RECORDED
 from tierd.store.store import ExpertStore
 
 __all__ = ["register", "serve"]
 
 _PROMPT_ROWS = 32
 _LONGEST_PROMPT = 24
-_ROUTES = 4096
 
 
 def register(group: typer.Typer) -> None:
@@ -97,12 +95,8 @@ def _random(
     config: dict[str, Any], how: ModelOptions, counts: list[int], seconds: float, tokens: int, tell: Any
 ) -> dict[str, Any]:
     random = RandomModel(config)
-    geometry = random.geometry
-    routes = RECORDED.generate(
-        tokens=_ROUTES, layers=len(geometry.layers), experts=geometry.layers[0].experts, top_k=geometry.top_k
-    )
     source = resident(random, tell)
-    with Model(source, how, adapt=lambda program: force_routes(program, routes, by_token=True)) as model:
+    with Model(source, how, adapt=drawn_apart(random.geometry)) as model:
         return measure_serving(model, clients=counts, seconds=seconds, tokens=tokens, tell=tell)[0]
 
 
