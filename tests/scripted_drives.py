@@ -47,7 +47,8 @@ class ScriptedDrive:
         self.free_workers = workers
         self.closed = False
 
-    def submit(self, read, slot, memory, done):
+    def submit(self, read, slot, memory, done, *, ahead=False):
+        del ahead
         self.stats.in_flight += 1
         self.waiting.append((read, slot, memory.view(slot, NBYTES), done))
         self.start()

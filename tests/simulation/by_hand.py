@@ -27,13 +27,15 @@ class _Held:
     slot: int
     memory: AttemptMemory
     done: ReadDone
+    ahead: bool
 
 
 class HeldDrive:
     """A device whose reads end by `land` and `fail` only.
 
     Attributes:
-        asked: flat numbers of all reads so far, in order.
+        asked: flat numbers of all reads that were begun so far, in order.
+        behind: reads ahead that begin when no others are held.
         held: reads that have not ended, by flat number.
         gone: when set, every read ends in this error before `submit` returns.
         begins: whether reads begin at once; those that have not begun can be taken back.
@@ -44,20 +46,34 @@ class HeldDrive:
         self.stats = DeviceStats()
         self.asked: list[int] = []
         self.held: dict[int, _Held] = {}
+        self.behind: list[_Held] = []
         self.gone: DriveError | None = None
         self.begins = True
         self._store = store
 
-    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def submit(
+        self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         """See `Device.submit`."""
         assert read.expert not in self.held, f"expert {read.expert} is read twice at a time"
-        self.asked.append(read.expert)
-        self.held[read.expert] = _Held(read, slot, memory, done)
+        if ahead and any(not held.ahead for held in self.held.values()):
+            self.behind.append(_Held(read, slot, memory, done, ahead=True))
+        else:
+            self._begin(_Held(read, slot, memory, done, ahead=ahead))
+
+    def _begin(self, held: _Held) -> None:
+        flat = held.read.expert
+        self.asked.append(flat)
+        self.held[flat] = held
         if self.gone is not None:
-            self.fail(read.expert, self.gone)
+            self.fail(flat, self.gone)
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""
+        for held in self.behind:
+            if held.slot == slot:
+                self.behind.remove(held)
+                return True
         flat = next((flat for flat, held in self.held.items() if held.slot == slot), None)
         if self.begins or flat is None:
             return False
@@ -73,11 +89,17 @@ class HeldDrive:
             held = self.held.pop(flat)
             held.memory.view(held.slot, RECORD_BYTES)[:] = self._store.content[flat]
             held.done(None, held.slot)
+            self._go_on()
 
     def fail(self, flat: int, error: DriveError) -> None:
         """The read ends in an error."""
         held = self.held.pop(flat)
         held.done(error, held.slot)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self.behind and not any(not held.ahead for held in self.held.values()):
+            self._begin(self.behind.pop(0))
 
 
 class SessionByHand:

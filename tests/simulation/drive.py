@@ -65,6 +65,7 @@ class Outstanding:
     slot: int
     into: memoryview = field(repr=False)
     done: ReadDone = field(repr=False)
+    ahead: bool = False
 
 
 class VirtualDrive:
@@ -103,6 +104,8 @@ class VirtualDrive:
         self._log = log
         self._idle = habits.workers
         self._waiting: deque[Outstanding] = deque()
+        self._ahead: deque[Outstanding] = deque()  # what nobody waits for, until nothing that is wanted is at work
+        self._wanted = 0  # reads at work that somebody waits for
         self._damaged = {flat for flat in range(len(store)) if rng.random() < habits.damaged}
 
     def sound(self, flat: int) -> bool:
@@ -111,9 +114,11 @@ class VirtualDrive:
         here = shards is None or self._store.record(flat).shard in shards
         return here and self.steady and flat not in self._damaged and self._habits.faultless
 
-    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def submit(
+        self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         """See `Device.submit`."""
-        job = Outstanding(read, slot, memory.view(slot, read.nbytes), done)
+        job = Outstanding(read, slot, memory.view(slot, read.nbytes), done, ahead)
         for other in self.outstanding:
             assert other.slot != job.slot, f"{job} goes into the slot of {other}"
         self._log("submit", self.name, read.expert, job.slot)
@@ -124,16 +129,16 @@ class VirtualDrive:
         if self._rng.random() < self._habits.at_once:
             self._end(job)
         else:
-            self._waiting.append(job)
+            (self._ahead if ahead else self._waiting).append(job)
             self._start()
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""
-        job = next((job for job in self._waiting if job.slot == slot), None)
+        job = next((job for job in (*self._waiting, *self._ahead) if job.slot == slot), None)
         if job is None:
             return False
         self._log("withdrawn", self.name, job.read.expert, slot)
-        self._waiting.remove(job)
+        (self._ahead if job.ahead else self._waiting).remove(job)
         self.outstanding.remove(job)
         self.submitted -= 1
         self.stats.in_flight -= 1
@@ -143,9 +148,10 @@ class VirtualDrive:
         """Nothing to give back."""
 
     def _start(self) -> None:
-        while self._idle and self._waiting:
+        while self._idle and (self._waiting or (self._ahead and not self._wanted)):
             self._idle -= 1
-            job, habits = self._waiting.popleft(), self._habits
+            job, habits = (self._waiting or self._ahead).popleft(), self._habits
+            self._wanted += not job.ahead
             delay = self._rng.randint(habits.fastest, habits.slowest) * TICK
             if self._rng.random() < habits.hang:
                 delay += habits.hang_seconds
@@ -153,6 +159,7 @@ class VirtualDrive:
 
     def _return(self, job: Outstanding) -> None:
         self._idle += 1
+        self._wanted -= not job.ahead
         self._end(job)
         self._start()
 
@@ -196,13 +203,15 @@ class ObservedDevice:
     Args:
         device: what is watched.
         memory: the arena.
-        begun: called for each read that begins.
+        begun: called for each read that begins, with whether it is one ahead.
 
     Attributes:
         flying: experts that are being read, whatever that takes, and the slots that the broker gave for them.
     """
 
-    def __init__(self, device: Device, memory: Arena, begun: Callable[[int], None] = lambda _flat: None) -> None:
+    def __init__(
+        self, device: Device, memory: Arena, begun: Callable[[int, bool], None] = lambda _flat, _ahead: None
+    ) -> None:
         self.name = device.name
         self.flying: dict[int, int] = {}
         self._begun = begun
@@ -214,11 +223,13 @@ class ObservedDevice:
         """The device's."""
         return self._device.stats
 
-    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def submit(
+        self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         """Pass on, and remember."""
         flat = read.expert
         assert flat not in self.flying, f"expert {flat} is read twice at a time"
-        self._begun(flat)
+        self._begun(flat, ahead)
         self.flying[flat] = slot
 
         def ended(error: DriveError | None, slot: int) -> None:
@@ -227,7 +238,7 @@ class ObservedDevice:
             assert expert == flat, f"a read of expert {flat} ended in the slot of {expert}"
             done(error, slot)
 
-        self._device.submit(read, slot, memory, ended)
+        self._device.submit(read, slot, memory, ended, ahead=ahead)
 
     def withdraw(self, slot: int) -> bool:
         """Pass on, and forget."""

@@ -67,27 +67,31 @@ class QueueingDrive:
         self._free_at = 0.0
         self._idle = _THREADS
         self._waiting: deque[tuple[RecordRead, int, AttemptMemory, ReadDone]] = deque()
+        self._ahead: deque[tuple[RecordRead, int, AttemptMemory, ReadDone]] = deque()
 
-    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def submit(
+        self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         """See `Device.submit`."""
-        self._waiting.append((read, slot, memory, done))
+        (self._ahead if ahead else self._waiting).append((read, slot, memory, done))
         self._go_on()
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`: what a thread has begun stays."""
-        for job in self._waiting:
-            if job[1] == slot:
-                self._waiting.remove(job)
-                return True
+        for waiting in (self._waiting, self._ahead):
+            for job in waiting:
+                if job[1] == slot:
+                    waiting.remove(job)
+                    return True
         return False
 
     def close(self) -> None:
         """Nothing to give back."""
 
     def _go_on(self) -> None:
-        while self._idle and self._waiting:
+        while self._idle and (self._waiting or (self._ahead and self._idle == _THREADS)):
             self._idle -= 1
-            job, now = self._waiting.popleft(), self._clock.time()
+            job, now = (self._waiting or self._ahead).popleft(), self._clock.time()
             self._free_at = max(now, self._free_at) + self._seconds
             self._clock.call_later(self._free_at - now, partial(self._land, *job))
 

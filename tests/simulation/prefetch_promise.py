@@ -14,17 +14,20 @@ if TYPE_CHECKING:
 __all__ = ["check_prefetch", "check_read"]
 
 
-def check_read(world: World, flat: int) -> None:
+def check_read(world: World, flat: int, ahead: bool) -> None:
     """A read begins: if nobody waits for it, it disturbs nobody."""
     left = _left_for_it(world)
     alive = set(world.broker.session_ids())  # not the one that is just ending
     acquires = [(n, asked) for n, asked in world.ledger.open_acquires() if n in alive]
     waiting = {n: asked.unanswered for n, asked in acquires if asked.unanswered}
     if any(flat == asked.flats[e] for _, asked in acquires for e in asked.unanswered):
+        assert not ahead, f"expert {flat} is wanted, and its read waits behind all others"
         return
     if world.broker._reading[flat].background:
         return
-    assert not waiting, f"expert {flat} is read ahead while sessions {list(waiting)} wait"
+    # The drive begins it when it has nothing else to do.
+    assert ahead, f"expert {flat} is read while nobody wants it, as if somebody did"
+    assert not len(world.broker.fair), f"expert {flat} is read ahead while reads of {list(waiting)} wait for their turn"
     assert not world.broker.queued, f"expert {flat} is read ahead while a request waits for room"
     # One session alone gives back what it holds when it asks again.
     beside = world.broker.reading + (world.arena.granted if len(alive) > 1 else 0)

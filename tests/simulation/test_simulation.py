@@ -115,7 +115,7 @@ def test_a_history_is_the_same_in_another_process_with_other_hashes() -> None:
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(MUTANTS[name], monkeypatch)
     with pytest.raises(SimulationFailure, match=r"Replay: python tests/simulation/run.py --scenario \S+ --seed \d+"):
-        simulate_all(islice(histories(), 100))
+        simulate_all(islice(histories(), 140))
 
 
 def test_a_failure_says_how_to_replay_it_and_replays(monkeypatch: pytest.MonkeyPatch) -> None:

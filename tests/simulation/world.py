@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from random import Random
 
@@ -65,7 +66,7 @@ class World:
         self.vacated = 0
         self.drives = [self._drive(f"drive{n}", habits) for n, habits in enumerate(scenario.drives)]
         replicas = self._replicas(scenario.drives) if scenario.replicated else None
-        self.device = ObservedDevice(replicas or self.drives[0], self.arena, lambda flat: check_read(self, flat))
+        self.device = ObservedDevice(replicas or self.drives[0], self.arena, partial(check_read, self))
         self.broker = Broker(
             catalogue=self.store,
             memory=self.arena,

@@ -72,6 +72,19 @@ def test_a_request_takes_the_place_of_a_guess_that_no_drive_has_begun(hand):
     assert sorted(hand.drive.held) == [FIRST + 3, FIRST + 4]
 
 
+def test_a_request_for_a_guess_that_no_drive_has_begun_reads_it_as_any_other(hand):
+    session, other = hand.session(), hand.session()
+    other.ask(1)
+    session.hint(3, 4)
+    assert (hand.drive.asked, len(hand.drive.behind)) == ([1], 2)
+    session.ask(3, layer=1)
+    assert hand.drive.asked == [1, FIRST + 3], "it does not wait until the drive has nothing else to do"
+    assert counts(hand) == {"issued": 2, "overtaken": 1, "cancelled": 1}
+    hand.drive.land(1, FIRST + 3)
+    assert session.told == [(3, MISS)]
+    assert hand.drive.behind == []
+
+
 def test_guesses_are_read_by_probability_and_the_nearer_layer_first(hand):
     hand.broker.ahead._options = PrefetchOptions(depth=lambda: 1)
     session = hand.session()
@@ -173,6 +186,7 @@ def test_a_new_hint_for_the_layer_replaces_the_last_one_and_an_empty_one_takes_i
 
 def test_guesses_end_when_the_router_has_chosen_and_when_the_layer_has_passed(hand):
     hand.drive.begins = False
+    hand.broker.ahead._options = PrefetchOptions(depth=lambda: 1)
     session, other = hand.session(), hand.session()
     other.ask(0)
     session.hint(3, 4, layer=1)
@@ -186,6 +200,7 @@ def test_guesses_end_when_the_router_has_chosen_and_when_the_layer_has_passed(ha
 
 
 def test_a_guess_that_could_only_begin_after_its_layer_is_dropped(hand):
+    hand.broker.ahead._options = PrefetchOptions(depth=lambda: 1)
     session, other = hand.session(), hand.session()
     other.ask(0)
     session.hint(3, lead=0.5)

@@ -250,9 +250,16 @@ class SessionBlockReader:
         places, rise, self._taken = self._rise(self._taken)
         if not places.size:
             return NewUses(places, places, places, places)
-        experts, where = np.unique(places % self.entries, return_inverse=True)
-        uses = np.zeros((_PHASES, experts.size), np.int64)
-        uses[places // self.entries, where] = rise
+        first = PREFILL if places[0] < self.entries else DECODE
+        if first == DECODE or places[-1] < self.entries:
+            # Uses of one phase, as nearly always: each expert has one place.
+            experts = places - first * self.entries
+            uses = np.zeros((_PHASES, experts.size), np.int64)
+            uses[first] = rise
+        else:
+            experts, where = np.unique(places % self.entries, return_inverse=True)
+            uses = np.zeros((_PHASES, experts.size), np.int64)
+            uses[places // self.entries, where] = rise
         # Steps are told by their distance from the present one, since their low halves wrap.
         step = self.step()
         age = (np.uint32(step & 0xFFFFFFFF) - self._last_step[experts]).astype(np.int64)

@@ -64,16 +64,14 @@ class Broker:
             )
         book, options = HintBook(quota.hints), prefetch or PrefetchOptions()
         self._stats = BrokerStats(prefetch=book.counts)
-        self._catalogue = catalogue
-        self._memory = memory
-        self._policy = policy
-        self._device = device
-        self._clock = clock
-        self._on_wait = on_wait
+        self._catalogue, self._memory, self._policy = catalogue, memory, policy
+        self._device, self._clock, self._on_wait = device, clock, on_wait
         self._sessions: dict[int, Session] = {}
         self._reading: dict[int, Reading] = {}
         self._unasked = UnaskedUses(sessions or NoSessionMemory(), self._stats, policy, catalogue)
         self._resident = Residents(memory, policy, catalogue, self._stats, self._unasked.in_use, book)
+        terms = (self._submit, lambda: len(self._sessions), options.depth, lambda flat: catalogue.record(flat).nbytes)
+        self.fair = FairReads(*terms, most_bytes=quota.read_bytes)
         self.ahead = ReadingAhead(
             book,
             catalogue=catalogue,
@@ -84,12 +82,11 @@ class Broker:
             residents=self._resident,
             reading=self._reading,
             sessions=self._sessions,
+            fair=self.fair,
             start=self._read,
             options=options,
         )
         self.background = self.ahead.background
-        terms = (self._submit, lambda: len(self._sessions), options.depth, lambda flat: catalogue.record(flat).nbytes)
-        self.fair = FairReads(*terms, most_bytes=quota.read_bytes)
         self._unasked.used = self.ahead.used
         self._quota = quota
         self.max_experts_per_acquire = self._resident.most_at_once = quota.most(max_experts_per_acquire)
@@ -132,7 +129,7 @@ class Broker:
         self._end_acquire(session, "the session asked for something else", tell=True)
         self._unasked.tell(self._known, session_id)
         self._unasked.told(session_id, used)
-        session.step = max(session.step, request.step)
+        session.step, session.looked = max(session.step, request.step), request.step
         counts = PhaseCounts() if request.repeated else self._stats.phases[request.phase]
         acquire = Acquire(session, request, wanted, self._clock.time(), counts, used)
         acquire.counts.requests += len(wanted)
@@ -160,8 +157,12 @@ class Broker:
 
     def hint(self, session_id: int, hint: Hint) -> None:
         """A session will probably want these experts soon: never answered, and harmless if wrong."""
-        self._unasked.tell(self._known, session_id)
-        self.ahead.hint(self._sessions[session_id].id, hint)
+        session = self._sessions[session_id]
+        if hint.step != session.looked:
+            # A step without requests so far: nobody has told the policy what is being used.
+            session.looked = hint.step
+            self._unasked.tell(self._known, session_id)
+        self.ahead.hint(session_id, hint)
         self._admit()
 
     def said(self, session_id: int, step: int, tokens: Sequence[int]) -> None:
@@ -297,15 +298,15 @@ class Broker:
 
     def _read(self, flat: int, reading: Reading) -> None:
         self._begin_read(flat, reading)
-        self._submit(flat)
+        self._submit(flat, ahead=not reading.background)
 
     def _begin_read(self, flat: int, reading: Reading) -> None:
         self._memory.fill(reading.slot, flat)
         self._reading[flat] = reading
 
-    def _submit(self, flat: int) -> None:
-        slot = self._reading[flat].slot
-        self._device.submit(self._catalogue.record(flat), slot, self._memory, partial(self._landed, flat))
+    def _submit(self, flat: int, *, ahead: bool = False) -> None:
+        slot, landed = self._reading[flat].slot, partial(self._landed, flat)
+        self._device.submit(self._catalogue.record(flat), slot, self._memory, landed, ahead=ahead)
 
     def _begin(self, acquire: Acquire) -> None:
         """Tell the policy who asks, and keep what the session uses without asking where it is."""

@@ -1,8 +1,9 @@
 """Reads that nobody waits for: hinted and guessed experts first, then those that were likely used before.
 
-Nothing here delays a request. Such a read begins only while no request waits for room or for a drive, it leaves room
-for a whole request beside it, and it is taken back when somebody asks, as long as no drive has begun it. A hinted
-expert takes a free slot, or that of an expert which is worth less than it and was not used in this step or the last.
+Nothing here delays a request. Such a read is handed to a drive only while no request waits for room or for its turn;
+the drive begins it when it has nothing else to do. It leaves room for a whole request beside it, and it is taken back
+when somebody asks, as long as no drive has begun it. A hinted expert takes a free slot, or that of an expert which is
+worth less than it and was not used in this step or the last.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _UNKNOWN_WORTH: Final = 0.5
 """Of a resident where the policy has no measure: a guess must be likelier right than wrong to take its slot."""
 _SMOOTHING: Final = 0.125
 _HANDOVER_SECONDS: Final = 0.0005
-"""From the end of a read to the beginning of the next one: so much work of reads ahead must wait at the drives."""
+"""From the end of a read to the next one that the broker hands over: work for as long waits at the drives, and one read
+more, since reads end when it is least convenient. It costs nothing: what waits can be taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class ReadingAhead:
         residents: who is in RAM.
         reading: all reads in flight, the broker's own table.
         sessions: the open ones.
+        fair: reads that sessions wait for and no drive has been given yet.
         start: begins the read of an expert into a slot.
         options: limits of prefetch.
 
@@ -92,6 +95,7 @@ class ReadingAhead:
         residents: Residents,
         reading: dict[int, Reading],
         sessions: Sized,
+        fair: Sized,
         start: Callable[[int, Reading], None],
         options: PrefetchOptions,
     ) -> None:
@@ -106,6 +110,7 @@ class ReadingAhead:
         self._residents = residents
         self._reading = reading
         self._sessions = sessions
+        self._fair = fair
         self._start = start
         self._options = options
         self._read_seconds = 0.0  # that the drives take for a record while they are busy
@@ -183,7 +188,7 @@ class ReadingAhead:
             trust.reached(step, layer, {*wanted, *used})
         self._costs[session in self._hinting].reached(session, step, compared=compared)
         self._take_back(self.book.reached(session, step, layer, wanted))
-        self._take_back(flat for flat in list(self.book.reading) if flat not in wanted)
+        self._take_back(list(self.book.reading), wanted)
         for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
             self.undo(flat, slot)
         guesses = self._options.guesses
@@ -262,19 +267,18 @@ class ReadingAhead:
             self._start(entry.flat, Reading(slot, begun=self._clock.time()))
 
     def _quiet(self) -> bool:
-        """Whether another read would disturb nobody: no request waits for a drive, and the next one finds room."""
+        """Whether another read would disturb nobody: none waits for its turn, and the next request finds room."""
         reading, memory = self._reading, self._memory
         # A session gives back what it holds when it asks again; what it holds is in the way of others only.
         held = memory.granted if len(self._sessions) > 1 else 0
-        # A read that a drive has begun cannot be taken back, and whoever asks next waits for it.
         depth = self._options.depth()
-        ahead = 1 + int(_HANDOVER_SECONDS / self._read_seconds) if self._read_seconds else depth
+        ahead = 2 + int(_HANDOVER_SECONDS / self._read_seconds) if self._read_seconds else depth
         most = min(ahead, max(1, memory.slots // _UNUSED_SHARE))
         return (
             len(reading) < depth
             and len(self.book.reading) < most
             and held + len(reading) + 1 + self._residents.most_at_once <= memory.slots
-            and not any(r.waiters for r in reading.values())
+            and not len(self._fair)
         )
 
     def _slot_for(self, entry: Hinted) -> int | None:
@@ -307,12 +311,15 @@ class ReadingAhead:
         self._policy.inserted(flat)
         self._start(flat, Reading(slot, background=True, begun=self._clock.time()))
 
-    def _take_back(self, flats: Iterable[int]) -> None:
+    def _take_back(self, flats: Iterable[int], wanted: Collection[int] = ()) -> None:
         for flat in flats:
             slot = self._reading[flat].slot
             if self._device.withdraw(slot):
                 self.undo(flat, slot)
-                self.book.back(flat)
+                if flat in wanted:
+                    self.book.overtaken(flat)
+                else:
+                    self.book.back(flat)
 
     def _known(self, flat: int) -> bool:
         return flat in self._residents or flat in self._reading

@@ -77,7 +77,8 @@ class Acquire:
 class Session:
     """An open session: its one request, how many experts it asked for by message, and its highest step.
 
-    `most` is how many experts it was told that it may ask for at once.
+    `most` is how many experts it was told that it may ask for at once, `looked` the step in which what it used without
+    asking was looked at last.
     """
 
     id: int
@@ -86,6 +87,7 @@ class Session:
     acquire: Acquire | None = None
     requests: int = 0
     step: int = 0
+    looked: int = -1
 
 
 def check_request(request: AcquireRequest, most: int, catalogue: Catalogue) -> tuple[dict[int, int], list[int]]:

@@ -122,8 +122,13 @@ class Device(Protocol):
     def stats(self) -> DeviceStats:
         """Its counters now."""
 
-    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def submit(
+        self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         """Start reading `read.nbytes` bytes into the filling `slot` of `memory` and return at once.
+
+        A read `ahead` is one that nobody waits for yet. It begins when nothing else is at work, few of them at a time,
+        and at the very moment: a drive that reads ahead has no pauses in which it waits for the next one.
 
         The record's checksum is verified off the broker's thread before `done(None, slot)` is called. Every failure, a
         short read and a vanished file included, arrives as a `DriveError` in `done`, with path, offset and length.

@@ -74,11 +74,13 @@ class Flight:
     """
 
     __slots__ = (
-        "_done", "_errors", "_fleet", "_idle", "_memory", "_over", "_read", "_retries", "_retry_timer", "_running",
-        "_tried", "first_slot",
+        "_ahead", "_done", "_errors", "_fleet", "_idle", "_memory", "_over", "_read", "_retries", "_retry_timer",
+        "_running", "_tried", "first_slot",
     )  # fmt: skip
 
-    def __init__(self, fleet: Fleet, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def __init__(
+        self, fleet: Fleet, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         self.first_slot = slot
         self._fleet = fleet
         self._read = read
@@ -92,6 +94,7 @@ class Flight:
         self._retries = 0
         self._retry_timer: Timer | None = None
         self._over = False
+        self._ahead = ahead
 
     def start(self) -> None:
         """Begin the first attempt."""
@@ -132,7 +135,8 @@ class Flight:
         self._tried.add(drive.name)
         self._running[attempt.slot] = attempt
         self._look_at(attempt, patience.next_look)
-        drive.device.submit(self._read, attempt.slot, self._memory, partial(self._landed, attempt))
+        landed = partial(self._landed, attempt)
+        drive.device.submit(self._read, attempt.slot, self._memory, landed, ahead=self._ahead)
 
     def _look_at(self, attempt: _Attempt, moment: float) -> None:
         attempt.alarm = self._fleet.alarms.at(moment, partial(self._look, attempt))

@@ -126,7 +126,9 @@ class ReplicaSet:
 
     # The device.
 
-    def submit(self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone) -> None:
+    def submit(
+        self, read: RecordRead, slot: int, memory: AttemptMemory, done: ReadDone, *, ahead: bool = False
+    ) -> None:
         """See `Device.submit`."""
         self.budget.earn()
         self._prober.memory = memory
@@ -139,7 +141,7 @@ class ReplicaSet:
         if self.closing or not held:
             self.clock.call_later(0.0, partial(done, self._nowhere(read), slot))
             return
-        flight = Flight(self, read, slot, memory, done)
+        flight = Flight(self, read, slot, memory, done, ahead=ahead)
         self._flights[id(flight)] = self._by_slot[slot] = flight
         flight.start()
         if len(self._drives) > 1:

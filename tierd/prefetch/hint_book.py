@@ -205,6 +205,10 @@ class HintBook:
         else:
             self.counts.cancelled.add(entry.nbytes)
 
+    def overtaken(self, flat: int) -> None:
+        """The read was taken back before a drive began, by a request for this very expert."""
+        self.counts.dropped[DropReason.OVERTAKEN].add(self.reading.pop(flat).nbytes)
+
     def drop(self, flat: int, reason: DropReason) -> None:
         """A waiting expert is given up."""
         self.counts.dropped[reason].add(self.waiting.pop(flat).nbytes)

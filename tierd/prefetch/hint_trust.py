@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 __all__ = ["HintTrust"]
 
 _BINS: Final = 10
@@ -26,34 +23,32 @@ class HintTrust:
     """
 
     def __init__(self) -> None:
-        self._claimed = np.full(_BINS, _PRIOR)
-        self._right = np.full(_BINS, _PRIOR)
-        self._open: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        self._claimed = [_PRIOR] * _BINS
+        self._right = [_PRIOR] * _BINS
+        self._open: dict[tuple[int, int], tuple[Sequence[int], Sequence[float]]] = {}
 
     def hint(self, step: int, layer: int, flats: Sequence[int], claimed: Sequence[float]) -> list[float]:
         """The session claims probabilities, 0 to 1, of experts by flat number; returns what they are worth: no more."""
-        claims = np.array(claimed, np.float64)
         self._open.pop((step, layer), None)
-        self._open[step, layer] = (np.array(flats, np.int64), claims)
+        self._open[step, layer] = (flats, claimed)
         while len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
-        worth: list[float] = (claims * np.minimum(1.0, self._right / self._claimed)[_bins(claims)]).tolist()
-        return worth
+        right, all_claimed = self._right, self._claimed
+        return [claim * min(1.0, right[place] / all_claimed[place]) for claim in claimed for place in (_bin(claim),)]
 
     def reached(self, step: int, layer: int, chosen: Collection[int]) -> None:
         """The session's router chose these experts of a layer, by flat number."""
         said = self._open.pop((step, layer), None)
         if said is None:
             return
-        flats, claims = said
-        bins = _bins(claims)
-        right = np.isin(flats, np.fromiter(chosen, np.int64, len(chosen)))
-        self._claimed += np.bincount(bins, claims, _BINS)
-        self._right += np.bincount(bins, right, _BINS)
-        if self._claimed.max() > _MOST:
-            self._claimed /= 2
-            self._right /= 2
+        for flat, claim in zip(*said, strict=True):
+            place = _bin(claim)
+            self._claimed[place] += claim
+            self._right[place] += flat in chosen
+        if max(self._claimed) > _MOST:
+            self._claimed = [claimed / 2 for claimed in self._claimed]
+            self._right = [right / 2 for right in self._right]
 
 
-def _bins(claims: NDArray[np.float64]) -> NDArray[np.intp]:
-    return np.minimum((claims * _BINS).astype(np.intp), _BINS - 1)
+def _bin(claim: float) -> int:
+    return min(int(claim * _BINS), _BINS - 1)
