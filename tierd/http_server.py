@@ -37,6 +37,8 @@ class HttpServer:
         self._socket = listener
         self.address = Address(host=address.host, port=int(listener.getsockname()[1]))
         config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False, **limits)
+        # What it imports would not be found by a server that has begun, and has no descriptor left.
+        config.load()
         self._server = _Server(config)
 
     @property

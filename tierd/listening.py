@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -18,6 +19,7 @@ from tierd.errors import UsageError
 __all__ = ["Listener", "Protection", "check_local"]
 
 _LOCK_TRIES: Final = 10
+_PID_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +170,24 @@ def _lock(path: Path) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            holder = os.pread(lock, _PID_DIGITS, 0).decode("ascii", "replace").strip()
             os.close(lock)
+            who = f"another daemon (process {holder})" if holder.isdigit() else "another daemon"
             raise UsageError(
-                f"--listen: another daemon listens on unix:{path}", hint="Stop it first, or name another socket."
+                f"--listen: {who} listens on unix:{path}", hint="Stop it first, or name another socket."
             ) from error
         if _is_still(lock, lock_path):
+            _sign(lock)
             return lock
         os.close(lock)
     raise UsageError(f"--listen: other daemons begin and end at unix:{path} all the time", hint="Name another socket.")
+
+
+def _sign(lock: int) -> None:
+    """Say whose it is: the socket may have been removed while its daemon runs."""
+    with contextlib.suppress(OSError):  # a full drive: the lock holds all the same
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
 def _lock_path(path: Path) -> Path:

@@ -19,6 +19,9 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import Phase
 from tierd.errors import UsageError
+from tierd.service.daemon import Daemon
+from tierd.settings import ServeSettings
+from tierd.store.store import ExpertStore
 
 
 def refused(*arguments):
@@ -90,9 +93,23 @@ def test_a_second_daemon_on_the_socket_is_refused_and_the_first_unharmed(serve, 
     daemon = serve(pattern_store.path)
     code, words = refused(pattern_store.path, "--listen", daemon.listen, "--http", "off")
     assert code == 2
-    assert "another daemon listens on" in words
+    assert f"another daemon (process {daemon.process.pid}) listens on" in words
     assert daemon.listen in words
     assert daemon.stats()["sessions"] == []
+
+
+async def test_what_cannot_be_closed_keeps_nothing_else_open(folder, pattern_store):
+    settings = ServeSettings(listen=f"unix:{folder}/x.sock", http="127.0.0.1:0", state_dir=folder)
+    daemon = Daemon(ExpertStore.open(pattern_store.path), settings)
+    await daemon.startup()
+
+    def broken():
+        raise OSError("this cannot be closed")
+
+    daemon._closers.append(broken)
+    with pytest.raises(OSError, match="this cannot be closed"):
+        await daemon.shutdown()
+    assert not list(folder.glob("x.sock*"))
 
 
 def test_a_socket_left_by_a_killed_daemon_is_taken_over(serve, pattern_store):

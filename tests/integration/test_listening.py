@@ -9,11 +9,13 @@ import grpc.aio
 import pytest
 from daemons import command, on_loop
 from far import Certificates, token_file
+from starlette.applications import Starlette
 
 from tierd.addresses import Address
 from tierd.client.loop_thread import LoopThread
 from tierd.client.remote_store import RemoteStore
 from tierd.errors import UsageError
+from tierd.http_server import HttpServer, listen
 from tierd.listening import _lock
 from tierd.rpc import CHANNEL_OPTIONS, read_safely
 from tierd.service.servers import Servers
@@ -90,3 +92,10 @@ def test_insecure_said_aloud_listens_and_reflection_answers_where_it_is_wanted(s
 
     assert on_loop(names(here)) == {"SessionService", "StoreService", "ServerReflection"}
     assert on_loop(names(daemon.local)) == {"AdminService", "SessionService", "StoreService", "ServerReflection"}
+
+
+def test_a_server_of_http_has_all_that_it_needs_before_it_begins():
+    address = Address(host="127.0.0.1", port=0)
+    server = HttpServer(Starlette(), listen(address, hint=""), address)
+    assert server._server.config.loaded
+    server.close()

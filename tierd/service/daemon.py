@@ -273,11 +273,20 @@ class Daemon:
             _log.warning("stopping with requests unanswered", pending=self._broker.pending())
 
     async def shutdown(self) -> None:
-        """Close everything that was opened, newest first; safe after a failed start."""
+        """Close everything that was opened, newest first; safe after a failed start.
+
+        What cannot be closed keeps nothing else open, such as the history unsaved; its error comes at the end.
+        """
+        failures: list[Exception] = []
         while self._closers:
-            closed = self._closers.pop()()
-            if asyncio.iscoroutine(closed):
-                await closed
+            try:
+                closed = self._closers.pop()()
+                if asyncio.iscoroutine(closed):
+                    await closed
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def stop(self, within: float | None = None) -> None:
         """Ask for a graceful stop, within `within` seconds or the configured bound."""
