@@ -362,7 +362,9 @@ class Model:
                 self._experts.run(layer, rows, step=step, phase=phase, observe=observe, meanwhile=meanwhile)
                 layer = self._steps.run()
         finally:
-            self.times.wait_seconds += stats.wait_seconds - waited
+            if stats.wait_seconds != waited:
+                self.times.wait_seconds += stats.wait_seconds - waited
+                self._foresight.waited()
         return True
 
     def _look_out(

@@ -30,7 +30,8 @@ class Foresight:
         max_bytes: bound on the memory of the token tables.
 
     Attributes:
-        asleep: nothing has been waited for in a long time: a step need not begin and end here, only say where it stops.
+        asleep: nothing has been waited for in a long time, or nobody listens: a step need not begin and end here, only
+            say where it stops, and whether it waited.
     """
 
     def __init__(self, geometry: Geometry, *, max_bytes: int = 64 << 20) -> None:
@@ -70,7 +71,7 @@ class Foresight:
         self._seen.clear()
         self._passed = 0
         self._quiet += 1
-        self.asleep = self._quiet > _QUIET_STEPS
+        self.asleep = self._quiet > _QUIET_STEPS or memory is None
         if self._memory is None:
             return
         self._rows = list(zip(tokens, positions, sequences, strict=True))
@@ -80,7 +81,6 @@ class Foresight:
 
     def at(self, layer: int, routes: NDArray[np.int32]) -> None:
         """The step stops at a model layer, whose experts it may have to wait for: int32 [rows, top_k] numbers."""
-        self._quiet, self.asleep = 0, False
         if self._memory is None:
             return
         place = self._places[layer]
@@ -88,6 +88,10 @@ class Foresight:
         while self._passed < place:
             self._expectation.passed(self._passed)
             self._passed += 1
+
+    def waited(self) -> None:
+        """The step had to wait for experts."""
+        self._quiet, self.asleep = 0, False
 
     def end(self, step: int) -> None:
         """The step with this number is complete."""

@@ -108,6 +108,7 @@ def test_rows_of_several_sequences_expect_together(foresight, memory):
 
 def test_where_nobody_listens_nothing_is_done(foresight):
     stopping_step(foresight, None, 5, 0, [0, 1], [0, 1])
+    assert foresight.asleep
     assert len(foresight.table.now) == 0
 
 
@@ -117,9 +118,13 @@ def test_when_nothing_is_waited_for_it_rests_until_something_is(foresight, memor
         memory.last_step[[0, 3, 9, 12]] = step
         foresight.end(step)
     assert len(foresight.table.now) == 64
-    begin(foresight, memory, [70], [70])
-    foresight.at(1, routes([0, 1]))
-    foresight.end(70)
+    for step in (69, 70):  # a stop where all is there changes nothing
+        assert foresight.asleep
+        begin(foresight, memory, [step], [step])
+        foresight.at(1, routes([0, 1]))
+        foresight.end(step)
+    foresight.waited()
+    assert not foresight.asleep
     stopping_step(foresight, memory, 71, 71, [0, 1], [2, 3])
     assert known(foresight.table.now, 70) is None
     assert known(foresight.table.now, 71) == [0, 1, 10, 11]
