@@ -26,6 +26,9 @@ MAX_ROUNDS: Final = 1_000_000
 """Loop rounds and macro calls of one rendering."""
 MAX_TEXT: Final = 16 << 20
 """Characters of a value, and of the whole text."""
+_MAX_COPIED: Final = 1 << 34
+"""Characters of all values that one rendering makes, most of which are thrown away: seconds of copying. A conversation
+of thousands of messages, put together by adding to one text again and again, stays below it."""
 _MAX_NUMBER: Final = 100_000
 """Largest number that a filter or a method of a text may be given; such numbers are widths and counts."""
 _MAX_BITS: Final = 4096
@@ -52,13 +55,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         self._state = threading.local()
-        self.filters = {name: _bounded_filter(function) for name, function in self.filters.items()}
+        self.filters = {name: self.bounded(function) for name, function in self.filters.items()}
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """One rendering, from here to the end of the block."""
-        self._state.rounds = 0
+        self._state.rounds = self._state.copied = 0
         yield
+
+    def bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter whose arguments and result are looked at."""
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            _check_arguments([*args[1:], *kwargs.values()])
+            if function.__name__ == "do_format":
+                _check_format(str(args[0]))
+            return self._made(function(*args, **kwargs))
+
+        return run
 
     def round_begins(self) -> str:
         """Called by every loop in every round, and by macros."""
@@ -73,7 +88,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         texts = [str(part) for part in parts]
         if sum(map(len, texts)) > MAX_TEXT:
             raise _too_long()
-        return "".join(texts)
+        return str(self._made("".join(texts)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`+`, `*`, `**` and `%`, whose results may be far larger than what they are made of."""
@@ -89,15 +104,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             bits = max(1, left.bit_length()) * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_BITS:
                 raise TemplateError("it computes with too large numbers")
-        return super().call_binop(context, operator, left, right)
+        return self._made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Any call. Methods of texts are the ones that can grow: `ljust`, `replace`, `join`, `format` and others."""
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             _check_arguments([*args, *kwargs.values()])
-        result = super().call(context, obj, *args, **kwargs)
-        return _checked(result)
+        return self._made(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The method `format` of a text."""
@@ -105,6 +119,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if wrapped is not None:
             _check_format(value.__self__)
         return wrapped
+
+    def _made(self, result: Any) -> Any:
+        """A value that the template has had made."""
+        if isinstance(result, str):
+            if len(result) > MAX_TEXT:
+                raise _too_long()
+            self._state.copied = copied = getattr(self._state, "copied", 0) + len(result)
+            if copied > _MAX_COPIED:
+                raise TemplateError(f"it makes texts of more than {_MAX_COPIED} characters together")
+        return result
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -137,17 +161,6 @@ class _Counted(NodeTransformer):
         return call
 
 
-def _bounded_filter(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments([*args[1:], *kwargs.values()])
-        if function.__name__ == "do_format":
-            _check_format(str(args[0]))
-        return _checked(function(*args, **kwargs))
-
-    return bounded
-
-
 def _check_arguments(arguments: list[Any]) -> None:
     if any(isinstance(value, int) and abs(value) > _MAX_NUMBER for value in arguments):
         raise TemplateError(f"it uses a width or count above {_MAX_NUMBER}")
@@ -156,12 +169,6 @@ def _check_arguments(arguments: list[Any]) -> None:
 def _check_format(form: str) -> None:
     if _WIDTH.search(form):
         raise TemplateError("it formats with a width that is too large or not written out")
-
-
-def _checked(result: Any) -> Any:
-    if isinstance(result, str) and len(result) > MAX_TEXT:
-        raise _too_long()
-    return result
 
 
 def _too_long() -> TemplateError:

@@ -16,6 +16,7 @@ from tierd.errors import UsageError
 __all__ = ["ChatTemplate"]
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MOST_BETWEEN = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL})
 
 
@@ -40,13 +41,13 @@ class ChatTemplate:
         clock = now or (lambda: datetime.now().astimezone())
         self.source = source
         self._environment = environment = BoundedEnvironment()
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = environment.bounded(_to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: clock().strftime(form)
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, SyntaxError, RecursionError, ValueError) as error:
             raise UsageError(f"the chat template does not compile: {error}") from None
 
     @classmethod
@@ -61,7 +62,7 @@ class ChatTemplate:
         if "tokenizer_config.json" in names:
             try:
                 config = json.loads(store.read_file("tokenizer_config.json"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f"tokenizer_config.json is not JSON: {error}") from None
             if not isinstance(config, dict):
                 raise UsageError("tokenizer_config.json is not a JSON object")
@@ -112,9 +113,9 @@ class ChatTemplate:
                     length += len(part)
                     if length > MAX_TEXT:
                         raise UsageError(f"the chat template makes a prompt of more than {MAX_TEXT} characters")
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise UsageError(f"the chat template refuses these messages: {error}") from None
-        except (RecursionError, MemoryError, OverflowError, ArithmeticError) as error:
+        except (RecursionError, MemoryError, ArithmeticError, AssertionError) as error:
             raise UsageError(f"the chat template fails: {type(error).__name__}") from None
         return "".join(parts)
 
@@ -138,4 +139,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
     """Unlike Jinja's own filter this one does not escape HTML, which is what models were trained on."""
+    if any(len(str(text)) > _MOST_BETWEEN for text in (indent, *(options.get("separators") or ()))) or (
+        isinstance(indent, int) and indent > _MOST_BETWEEN
+    ):
+        raise TemplateError(f"it writes JSON with more than {_MOST_BETWEEN} characters between the values")
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)

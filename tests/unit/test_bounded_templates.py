@@ -31,12 +31,18 @@ HELLO = [{"role": "user", "content": "Hello"}]
         "{{ '{:999999999}'.format(1) }}",
         "{{ '{:{}}'.format(1, 999999999) }}",
         "{% for i in range(99999) %}{{ messages[0].content * 999 }}{% endfor %}",
+        "{% set t = 'a' * 99999 %}{% for i in range(9999) %}{% set s = t ~ t %}{% endfor %}",
+        "{% set t = 'a' * 99999 %}{% for i in range(9999) %}{% if t.upper() %}{% endif %}{% endfor %}",
+        "{{ messages | tojson(indent=99999) }}",
+        "{{ messages | tojson(indent='a' * 99999) }}",
+        "{{ messages | tojson(separators=('a' * 99999, 'b')) }}",
     ],
 )
 def test_loops_and_texts_are_bounded(source, monkeypatch):
     monkeypatch.setattr(bounded_jinja, "MAX_ROUNDS", 20_000)
     monkeypatch.setattr("compute_node.text.chat_template.MAX_TEXT", 1 << 20)
     monkeypatch.setattr(bounded_jinja, "MAX_TEXT", 1 << 20)
+    monkeypatch.setattr(bounded_jinja, "_MAX_COPIED", 1 << 26)
     with pytest.raises(UsageError, match="chat template"):
         ChatTemplate(source, {}).render(HELLO)
 

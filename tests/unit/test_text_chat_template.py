@@ -84,6 +84,8 @@ def test_loops_can_be_left():
         "{{ messages[0]['content'] + 1 }}",
         "{{ 1 // 0 }}",
         "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ 'x'.encode('rot13') }}",
+        "{{ 'x' | truncate(-5) }}",
     ],
 )
 def test_templates_that_misbehave_give_a_clear_error(source):
@@ -94,9 +96,11 @@ def test_templates_that_misbehave_give_a_clear_error(source):
 def test_a_template_that_does_not_compile_is_refused():
     with pytest.raises(UsageError, match="does not compile"):
         ChatTemplate("{% for %}", {})
+    with pytest.raises(UsageError, match="does not compile"):
+        ChatTemplate("{% break %}", {})
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[" * 100_000])
 def test_a_broken_tokenizer_config_is_refused(content):
     with pytest.raises(UsageError, match=r"tokenizer_config\.json"):
         ChatTemplate.from_store(store(config=content))
