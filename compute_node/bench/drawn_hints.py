@@ -138,7 +138,12 @@ class DrawnHints:
     @property
     def everywhere(self) -> bool:
         """Whether that goes for its layers that lack nothing, too: not where nothing ever lacks."""
-        return self.active and self._step - self._lacked <= LOOKED_ON_STEPS
+        return self.active and not self.asleep
+
+    @property
+    def asleep(self) -> bool:
+        """See `StepHints.asleep`."""
+        return self._step - self._lacked > LOOKED_ON_STEPS
 
     def restart(self, position: int = 0) -> None:
         """The next step is at this position of the text."""

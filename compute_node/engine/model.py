@@ -206,7 +206,7 @@ class Model:
                 f"the KV cache has no room for {count} more tokens: other sequences hold its pages",
                 hint="Use a larger --kv-cache.",
             )
-        if count == len(logits_of) == 1 and observe is None and self.hinting is None and self._foresight.asleep:
+        if count == len(logits_of) == 1 and observe is None and self._asleep():
             logits = self._forward_one(tokens[0], start, sequence, phase, cancelled)
         else:
             logits = self.forward(
@@ -254,7 +254,7 @@ class Model:
         Returns:
             As `extend`; the logits stand until the next step. `likeliest` then says which are the largest.
         """
-        unseen = observe is None and self.hinting is None and self._foresight.asleep
+        unseen = observe is None and self._asleep()
         rows, times = len(tokens), self.times
         if unseen and rows == len(logits_of) == 1:
             return self._forward_one(tokens[0], positions[0], sequences[0], phase, cancelled)
@@ -287,6 +287,10 @@ class Model:
             return logits
         finally:
             times.seconds += perf_counter() - begun
+
+    def _asleep(self) -> bool:
+        """Whether nothing has been lacking for long, so that a step need not be looked into."""
+        return self._foresight.asleep and (self.hinting is None or self.hinting.asleep)
 
     def _forward_one(
         self, token: int, position: int, sequence: Sequence, phase: Phase, cancelled: Cancelled | None
@@ -329,16 +333,15 @@ class Model:
     ) -> bool:
         """A step that somebody looks into or learns from; False if it was given up."""
         begun, rows = perf_counter(), len(tokens)
-        awake = self.hinting is not None or not self._foresight.asleep
+        awake = not self._asleep()
         meanwhile, passing = self._look_out(tokens, positions, sequences, step, phase) if awake else (None, None)
         cancel = cancelled.address if isinstance(cancelled, CancelWord) else 0
         self._steps.begin(rows, step=step, phase=phase, observed=observe is not None, cancel=cancel, passing=passing)
         layer = self._steps.run()
-        if not self._go_on(layer, rows, step, phase, cancelled, unwanted, observe, meanwhile):
-            return False
-        if awake:
+        whole = self._go_on(layer, rows, step, phase, cancelled, unwanted, observe, meanwhile)
+        if whole and awake:
             self._look_back(step, phase, begun)
-        return True
+        return whole
 
     def _go_on(
         self,
@@ -371,8 +374,7 @@ class Model:
         self, tokens: Listing[int], positions: Listing[int], sequences: Listing[Sequence], step: int, phase: Phase
     ) -> tuple[Callable[[int, NDArray[np.float32]], None] | None, Callable[[int], None] | None]:
         """What will this step want? Returns what is to be called while it waits, and what where it does not."""
-        numbers = [sequence.place for sequence in sequences]
-        self._foresight.begin(self.source.step_memory, tokens, positions, numbers)
+        self._foresight.begin(self.source.step_memory, tokens, positions, [sequence.place for sequence in sequences])
         hinting = self.hinting
         if hinting is None:
             return None, None

@@ -59,6 +59,10 @@ class StepHints(Protocol):
     def everywhere(self) -> bool:
         """Whether that goes for its layers that lack nothing, too."""
 
+    @property
+    def asleep(self) -> bool:
+        """Whether nothing has been hinted or lacking for a while: a step where nothing lacks need not be told of."""
+
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
 
@@ -143,7 +147,12 @@ class Hinting:
     @property
     def everywhere(self) -> bool:
         """Whether that goes for its layers that lack nothing, too."""
-        return bool(self._rows) and self._large and self._step - self._lacked <= LOOKED_ON_STEPS
+        return bool(self._rows) and self._large and not self.asleep
+
+    @property
+    def asleep(self) -> bool:
+        """Whether nothing has been hinted or lacking for a while."""
+        return self._step - self._lacked > LOOKED_ON_STEPS
 
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
@@ -216,6 +225,9 @@ class Hinting:
         """The step is complete; it took so long."""
         self._learn()
         self.throttle.token(seconds)
+        if self.asleep:
+            # The next steps may go by without a word, and what stops them is no lesson on this one's tokens.
+            self._rows, self._many = [], False
 
     def _rehearse(self) -> None:
         """Guess and learn once, so that what compiles at its first use does so now and not within a step."""

@@ -26,6 +26,8 @@ class Saying:
     """A step is never looked ahead of."""
     everywhere = False
     """Not anywhere."""
+    asleep = True
+    """What nothing is lacking for need not be said."""
 
     def __init__(self, source: ExpertSource) -> None:
         self._source = source

@@ -179,3 +179,34 @@ def test_a_step_that_is_watched_comes_by_every_layer_before_its_experts_and_give
     layers = [entry.layer for entry in store.geometry.layers]
     assert [layer for layer, _ in seen] == layers * len(tokens)
     assert all(len(set(routes)) == store.geometry.top_k for _, routes in seen)
+
+
+class Hints:
+    """A `StepHints` that hints nothing and notes which steps it was told of."""
+
+    active = everywhere = asleep = False
+
+    def __init__(self):
+        self.told, self.stops = [], 0
+
+    def begin(self, _tokens, *, step, **_how):
+        self.told.append(step)
+
+    def at(self, _layer, _routes):
+        self.stops += 1
+
+    def end(self, seconds):
+        assert seconds > 0
+
+
+def test_steps_are_not_told_of_while_nothing_is_lacking_for_long_and_change_no_bit(store, tokens):
+    source = Counted(store)
+    first = decode(source, tokens, threads=1)
+    with Model(source, ModelOptions(context=64, threads=1)) as model:
+        model.hinting = hints = Hints()
+        sequence, logits = model.cache.take(), []
+        for number, token in enumerate(tokens):
+            hints.asleep = number % 2 == 1
+            logits.append(model.extend(sequence, [token], phase=Phase.DECODE)[0])
+    assert hints.told == list(range(0, len(tokens), 2))
+    assert np.array_equal(np.stack(logits), first)

@@ -10,7 +10,7 @@ import pytest
 from compute_node.bench.drawn_hints import DrawnHints, Foreseen, Named
 from compute_node.kernels import Matrix
 from compute_node.models.look_ahead import LookAhead, RouterWeights
-from compute_node.prediction.hinting import Hinting
+from compute_node.prediction.hinting import LOOKED_ON_STEPS, Hinting
 from compute_node.prediction.union_guess import UnionGuess
 from tierd.policy.token_table import TokenTable
 from tierd.prefetch.throttle import Throttle
@@ -227,6 +227,25 @@ def test_layers_that_lack_only_what_was_hinted_are_looked_ahead_of_early_where_r
     assert len(source.hints) == 1  # nothing is absent
     node.begin([5], step=14, decode=True)
     assert not node.everywhere  # for some steps nothing was
+
+
+def test_where_nothing_lacks_for_some_steps_the_next_ones_need_not_be_told_of_and_teach_nothing(look):
+    source = Source()
+    source.missing = False
+    node = hinting(source, look)
+    node._tokens.learn = lambda *lesson: lessons.append(lesson)
+    lessons, awake = [], 0
+    for step in range(1, 9):
+        node.begin([5], step=step, decode=True)
+        node.end(0.1)
+        awake += not node.asleep
+    assert awake == LOOKED_ON_STEPS
+    node.at(0, np.arange(TOP_K, dtype=np.int32)[None])  # of a step that it was not told of
+    assert lessons == []
+    node.begin([5], step=20, decode=True)
+    node.at(0, np.arange(TOP_K, dtype=np.int32)[None])
+    assert len(lessons) == 1
+    assert not node.asleep
 
 
 @pytest.mark.parametrize("right", [True, False])
