@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rich.console import Console
-from rich.progress import Progress
 
 from compute_node.commands import options
-from compute_node.commands.opening import Opened, open_store
-from compute_node.engine.likelihood import continuation_likelihood, text_likelihood
-from compute_node.text.tokenizer import Tokenizer
-from tierd.errors import UsageError
 from tierd.option_tables import Given, with_options
 
 __all__ = ["evaluate", "register"]
-
-
-class _Question(BaseModel):
-    """One line of a file of choices."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    context: Annotated[str, Field(min_length=1)]
-    choices: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2)]
-    answer: Annotated[int, Field(ge=0)] | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -55,92 +36,7 @@ def evaluate(
 ) -> None:
     """Judge a store and its numerics: how well does the model predict a text?"""
     settings = options.load_settings(config, given)
-    text = _read(file)
-    questions = _questions(file, text) if choices else []
-    console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="eval", console=console) as opened:
-        tokenizer = opened.tokenizer
-        if tokenizer is None:
-            raise UsageError(f"{store} has no tokenizer, which eval needs")
-        if choices:
-            found = _judge(opened, tokenizer, questions)
-        else:
-            found = _perplexity(opened, tokenizer.encode(text), overlap, console)
-        manifest = opened.source.store.manifest
-        found |= {
-            "numerics": opened.model.numerics,
-            "experts": str(manifest.expert_format),
-            "dense": str(manifest.dense_format),
-            "kernel_path": opened.kernel_path,
-            "fingerprint": opened.source.store.fingerprint,
-        }
-    if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
-        return
-    out = Console(highlight=False)
-    if choices:
-        right = "" if found["accuracy"] is None else f", {100 * found['accuracy']:.1f} % right"
-        out.print(f"{len(questions)} questions{right}", markup=False)
-    else:
-        out.print(f"perplexity {found['perplexity']:.4f} over {found['tokens']:,} tokens", markup=False)
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.commands.judging import judge_model  # noqa: PLC0415
 
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8: byte {error.start}") from None
-
-
-def _questions(file: Path, text: str) -> list[_Question]:
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            question = _Question.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise UsageError(f"{file} line {number}: {where or 'JSON'}: {first['msg']}") from None
-        if question.answer is not None and question.answer >= len(question.choices):
-            raise UsageError(f"{file} line {number}: answer {question.answer} of {len(question.choices)} choices")
-        found.append(question)
-    if not found:
-        raise UsageError(f"{file} has no questions")
-    return found
-
-
-def _perplexity(opened: Opened, tokens: list[int], overlap: int | None, console: Console) -> dict[str, Any]:
-    window = opened.model.context
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("scoring", total=max(1, len(tokens) - 1))
-        found = text_likelihood(
-            opened.model,
-            tokens,
-            window=window,
-            overlap=window // 2 if overlap is None else overlap,
-            progress=lambda done: bar.update(task, completed=done),
-        )
-    return {"perplexity": found.perplexity, "tokens": found.tokens, "nats_per_token": found.nats / found.tokens}
-
-
-def _judge(opened: Opened, tokenizer: Tokenizer, questions: list[_Question]) -> dict[str, Any]:
-    """Log-likelihoods of all choices, and how often the likeliest per token is the answer."""
-    rows, right, asked = [], 0, 0
-    for question in questions:
-        context = tokenizer.encode(question.context)
-        scores, best = [], []
-        for choice in question.choices:
-            tokens = tokenizer.encode(choice, special_tokens=False)
-            value = continuation_likelihood(opened.model, context, tokens)
-            scores.append({"log_likelihood": value, "tokens": len(tokens)})
-            best.append(value / len(tokens))
-        chosen = best.index(max(best))
-        rows.append({"choices": scores, "chosen": chosen, "answer": question.answer})
-        if question.answer is not None:
-            asked += 1
-            right += int(chosen == question.answer)
-    return {"questions": rows, "accuracy": right / asked if asked else None}
+    judge_model(file, store, settings, overlap=overlap, choices=choices, as_json=as_json)

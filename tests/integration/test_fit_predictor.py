@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from inside import commands
 
-from compute_node.commands import fit_predictor
+from compute_node.commands import fit_predictor, learning
 from compute_node.prediction.fitting import Fit
 from compute_node.prediction.layer_guesses import LayerGuesses
 from compute_node.prediction.table_file import PREDICTOR, TableFile
@@ -59,7 +59,7 @@ def test_a_fit_foresees_more_than_the_plain_router_on_texts_that_were_held_out_a
 
 def test_a_fit_that_finds_nothing_is_not_kept(embedded_store, trace, tmp_path, monkeypatch):
     report = {"recall_on_misses": 0.5, "unfitted_recall_on_misses": 0.5, "baseline_recall_on_misses": 0.4}
-    monkeypatch.setattr(fit_predictor, "fit_guesses", lambda *_, **__: Fit(LayerGuesses([32] * 8, 4), report))
+    monkeypatch.setattr(learning, "fit_guesses", lambda *_, **__: Fit(LayerGuesses([32] * 8, 4), report))
     assert fit(embedded_store, trace)["saved"] is None
     assert not (tmp_path / "state").exists()
 

@@ -59,6 +59,13 @@ def test_help_loads_no_command():
     assert not found & {"tierd.commands.serve", "compute_node.commands.options", "numpy", "numba", "pydantic", "grpc"}
 
 
+def test_help_of_commands_that_compute_loads_no_kernels():
+    names = [name for name in compute_node.cli.COMMANDS if name != "bench"]
+    found = loaded(f"import compute_node.cli; [compute_node.cli.build_app([name]) for name in {names}]")
+    assert "compute_node.commands.evaluate" in found
+    assert not found & {"compute_node.kernels", "numba", "torch"}
+
+
 def test_what_the_system_refuses_is_said_in_one_line():
     done = subprocess.run(
         [sys.executable, "-m", "tierd", "stats", "x" * 300], capture_output=True, text=True, check=False

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -270,5 +271,6 @@ class TraceWriter:
                 )
             temporary.replace(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # where nothing can be written nothing can be removed either
+                temporary.unlink(missing_ok=True)
             raise UsageError(f"--trace {self.path}: cannot be written: {error.strerror}") from None
