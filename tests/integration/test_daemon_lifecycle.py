@@ -98,6 +98,11 @@ def test_a_second_daemon_on_the_socket_is_refused_and_the_first_unharmed(serve, 
     assert daemon.stats()["sessions"] == []
 
 
+def test_a_path_that_is_not_utf8_is_shown_with_escapes(serve, pattern_store, folder):
+    daemon = serve(pattern_store.path, "--history", "on", "--state-dir", folder / os.fsdecode(b"state\xff"))
+    assert daemon.stats()["history"]["path"].startswith(f"{folder}/state\\xff/")
+
+
 async def test_what_cannot_be_closed_keeps_nothing_else_open(folder, pattern_store):
     settings = ServeSettings(listen=f"unix:{folder}/x.sock", http="127.0.0.1:0", state_dir=folder)
     daemon = Daemon(ExpertStore.open(pattern_store.path), settings)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from tierd.api import admin_pb2 as pb
 from tierd.arena.arena import Arena
@@ -85,7 +87,7 @@ def statistics(
         drives=[drive_statistics(drives, info) for info in drives.info.values()],
         sessions=nodes,
         history=pb.History(
-            path=str(remembering.file.path) if remembering.file is not None else "",
+            path=_shown(remembering.file.path) if remembering.file is not None else "",
             saved=remembering.file.saved if remembering.file is not None else 0,
             warm_wanted=remembering.wanted,
             warm_read=broker.background.landed,
@@ -143,12 +145,17 @@ def drive_statistics(drives: Drives, info: DriveInfo) -> pb.Drive:
         hedges_lost=stats.hedges_lost,
         up=stats.up,
         state=state,
-        directory=str(info.directory),
+        directory=_shown(info.directory),
         shards=[path.name for path in info.paths if path is not None],
         shards_total=len(info.paths),
-        left_out=info.left_out,
+        left_out=map(_shown, info.left_out),
         bandwidth=member.speed.bandwidth if member is not None else 0.0,
         weight=info.weight,
         threads=info.threads,
         measured=info.probe.how,
     )
+
+
+def _shown(text: str | Path) -> str:
+    """A path, or a text with one, as messages can hold it: bytes that are no UTF-8 as escapes."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
