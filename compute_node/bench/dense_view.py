@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from compute_node.bench.random_model import RandomModel
-from tierd.store.geometry import Geometry
 from tierd.store.manifest import Manifest
 from tierd.store.store import DenseTensor, ExpertStore
 
@@ -31,11 +27,6 @@ class DenseView:
         return self._store.manifest.model_copy(update={"dense": self._dense.manifest.dense})
 
     @property
-    def geometry(self) -> Geometry:
-        """Of the experts."""
-        return self._store.geometry
-
-    @property
     def fingerprint(self) -> str:
         """Of the store."""
         return self._store.fingerprint
@@ -43,10 +34,6 @@ class DenseView:
     def read_file(self, name: str) -> bytes:
         """A text file of the store."""
         return self._store.read_file(name)
-
-    def read_record(self, layer: int, expert: int) -> NDArray[np.uint8]:
-        """An expert's record from the store, checked: uint8 [record_bytes]."""
-        return self._store.read_record(layer, expert)
 
     def read_dense(self, name: str) -> DenseTensor:
         """Random, int8."""

@@ -1,6 +1,8 @@
 """Models of random weights in memory: dense tensors in int8, experts in any format, no file behind them.
 
-They compute nonsense at full cost. Which dense tensors a family has is found by building its program once.
+They compute nonsense at full cost, and tokens choose experts of their own, as in a trained model: rows of the embedding
+table are as large as what layers add, and codes stand for values that add up to nothing. Else what tokens share would
+grow from layer to layer. Which dense tensors a family has is found by building its program once.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ __all__ = ["RandomModel", "dense_shapes"]
 
 _POOL_BYTES: Final = 16 << 20
 _CONFIG: Final = "config.json"
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_ATTENTION: Final = ".o_proj.weight"
 
 
 class _Recorder(Weights):
@@ -82,7 +86,9 @@ class RandomModel:
         _, sizes = family_of(config)
         self._config = json.dumps(dict(config)).encode()
         self._seed = seed
-        self._pool = np.random.Generator(np.random.Philox(seed)).integers(0, 256, _POOL_BYTES, np.uint8)
+        pool = np.random.Generator(np.random.Philox(seed)).integers(0, 256, _POOL_BYTES, np.uint8)
+        self._dense_codes = _centred(pool, ExpertFormat.INT8)
+        self._expert_codes = _centred(pool, ExpertFormat(experts))
         self._shapes = dense_shapes(config)
         mapping = family_for(Config(config, _CONFIG))
         self._layout = expert_layout(
@@ -147,17 +153,23 @@ class RandomModel:
         return self._config
 
     def read_dense(self, name: str) -> DenseTensor:
-        """An int8 matrix with row scales that keep its outputs near one and fit a float16; ones in any other shape."""
+        """An int8 matrix with row scales that keep its outputs near one and fit a float16; ones in any other shape.
+
+        Rows of the embedding table are outputs themselves. What attention adds is an average over a text, which tokens
+        share: it is kept small.
+        """
         shape = self._shapes[name]
         if len(shape) != 2:
             return DenseTensor(dtype="f32", data=np.ones(shape, np.float32), scales=None)
-        data = self._bytes(shape[0] * shape[1], zlib.crc32(name.encode())).view(np.int8).reshape(shape)
-        spread = np.float16(shape[1] ** -0.5 / 74)
-        return DenseTensor(dtype="i8", data=data, scales=np.full(shape[0], spread, np.float32))
+        data = self._bytes(shape[0] * shape[1], zlib.crc32(name.encode()), self._dense_codes)
+        size = 1 if name == _EMBEDDING else shape[1] ** -0.5 / (8 if name.endswith(_ATTENTION) else 1)
+        spread = np.float16(size / 74)
+        scales = np.full(shape[0], spread, np.float32)
+        return DenseTensor(dtype="i8", data=data.view(np.int8).reshape(shape), scales=scales)
 
     def read_record(self, layer: int, expert: int) -> NDArray[np.uint8]:
         """A record of random codes and sensible scales."""
-        record = self._bytes(self._layout.record_bytes, self.geometry.flat(layer, expert))
+        record = self._bytes(self._layout.record_bytes, self.geometry.flat(layer, expert), self._expert_codes)
         kind, generator = ExpertFormat(self._layout.format), np.random.Generator(np.random.Philox(self._seed))
         for part, view in self._layout.views(record).items():
             if part.endswith(".bias"):
@@ -165,7 +177,7 @@ class RandomModel:
                 continue
             columns = self._layout.part(part.removesuffix(".scales")).shape[1]
             if part.endswith(".scales"):
-                fill_scales(view, np.float32(columns**-0.5), kind, generator)
+                fill_scales(view, np.float32((3 * columns) ** -0.5), kind, generator)  # codes are spread evenly
             elif view.dtype == np.float32:
                 raise LimitExceeded("random experts are in any format but f32")
             elif view.dtype == np.uint16:
@@ -174,14 +186,14 @@ class RandomModel:
                 finite_fp8(view)
         return record
 
-    def _bytes(self, count: int, key: int) -> NDArray[np.uint8]:
+    def _bytes(self, count: int, key: int, pool: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Random bytes that belong to `key`: the pool over and over, each time from elsewhere."""
         generator = np.random.Generator(np.random.Philox(key=[self._seed, key]))
         out = np.empty(count, np.uint8)
         for start in range(0, count, _POOL_BYTES // 2):
             part = out[start : start + _POOL_BYTES // 2]
             skip = int(generator.integers(0, _POOL_BYTES // 2))
-            part[...] = self._pool[skip : skip + len(part)]
+            part[...] = pool[skip : skip + len(part)]
         return out
 
     def _dense_infos(self) -> list[DenseTensorInfo]:
@@ -201,3 +213,14 @@ class RandomModel:
             "name": name, "dtype": dtype, "shape": shape, "shard": 0, "offset": 0, "nbytes": size,
             "xxh3": "0" * 16, "scales": scales,
         })  # fmt: skip
+
+
+def _centred(pool: NDArray[np.uint8], kind: ExpertFormat) -> NDArray[np.uint8]:
+    """Random bytes of which the lowest code has become zero, where codes reach further below than above it."""
+    found = pool.copy()
+    if kind is ExpertFormat.INT8:
+        found[found == 0x80] = 0
+    elif kind in {ExpertFormat.INT4_G64, ExpertFormat.INT4_G32}:
+        found |= ((found & 0x0F) == 0).astype(np.uint8) << 3
+        found |= (found < 0x10).astype(np.uint8) << 7
+    return found

@@ -35,19 +35,18 @@ def llama_cpp(
 ) -> None:
     """Decode and prefill beside llama.cpp; needs the packages xllamacpp and gguf, and 4 GB of temporary space.
 
-    The store, of 4 GB as well, is made once, in the user's cache; the GGUF has the same weights.
+    Both sides have the same weights.
     """
-    sizes = geometry_named(geometry)
+    config = geometry_named(geometry).cut(layers)
     found = measure_llama_cpp(
-        sizes,
-        layers=layers,
+        config,
         threads=threads,
         rounds=rounds,
         tokens=tokens,
         prompt=prompt,
         rows=rows,
         tell=progress_lines(),
-    ) | {"geometry": geometry, "layers": layers or sizes.layers}
+    ) | {"geometry": geometry, "layers": config["num_hidden_layers"]}
     if as_json:
         print_json(found)
         return

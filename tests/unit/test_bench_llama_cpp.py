@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from compute_node.bench import llama_cpp
-from compute_node.bench.geometries import BenchGeometry, geometry_named
+from compute_node.bench.geometries import geometry_named
 from compute_node.bench.gguf_file import byte_tokens, q4_blocks, q8_blocks, write_gguf
 from compute_node.bench.random_model import RandomModel
 from compute_node.commands import bench_llama_cpp
@@ -84,8 +84,8 @@ def test_ratios_are_medians_over_pairs():
 def test_the_command_shows_both_sides_and_how_far_apart_they_are(monkeypatch, capsys):
     asked = []
 
-    def measured(geometry, **how):
-        asked.append((geometry.name, how["layers"], how["rounds"]))
+    def measured(config, **how):
+        asked.append((config["model_type"], config["num_hidden_layers"], how["rounds"]))
         return {
             "ours": [{"decode": 24.0, "prefill": 75.0}], "llama_cpp": [{"decode": 20.0, "prefill": 50.0}],
             "decode_ratio": 1.2, "prefill_ratio": 1.5, "largest_logprob_difference": 0.134, "void": True,
@@ -101,19 +101,17 @@ def test_the_command_shows_both_sides_and_how_far_apart_they_are(monkeypatch, ca
     app(["--layers", "4", "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
     assert (found["decode_ratio"], found["geometry"], found["layers"]) == (1.2, "olmoe-1b-7b", 4)
-    assert asked == [("olmoe-1b-7b", None, 2), ("olmoe-1b-7b", 4, 5)]
+    assert asked == [("olmoe", 16, 2), ("olmoe", 4, 5)]
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_moe"])
-def test_both_sides_compute_the_same_and_are_measured(family, monkeypatch, tmp_path):
+def test_both_sides_compute_the_same_and_are_measured(family):
     pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
     qwen = {"model_type": "qwen3_moe", "head_dim": 128, "moe_intermediate_size": 128, "norm_topk_prob": True}
     config = TINY if family == "olmoe" else TINY | qwen
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = llama_cpp.measure_llama_cpp(
-        BenchGeometry("tiny", config), layers=None, threads=1, rounds=2, tokens=4, prompt=12, rows=8,
-        tell=lambda _: None,
+        config, threads=1, rounds=2, tokens=4, prompt=12, rows=8, tell=lambda _: None
     )  # fmt: skip
     assert len(found["ours"]) == len(found["llama_cpp"]) == 2
     assert found["decode_ratio"] > 0

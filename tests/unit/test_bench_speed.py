@@ -131,6 +131,23 @@ def test_random_models_of_other_layers_stay_finite(name):
     assert 0.05 < logits.std() < 20
 
 
+@pytest.mark.parametrize("experts", ["int4-g64", "int8"])
+def test_tokens_of_a_random_model_choose_experts_of_their_own(experts):
+    sizes = {"hidden_size": 256, "intermediate_size": 128, "num_experts": 32, "num_hidden_layers": 8}
+    seen = []
+    with Model(InProcess(RandomModel(TINY | sizes, experts=experts)), ModelOptions(context=128, rows=128)) as model:
+        tokens = np.random.default_rng(1).integers(0, 512, 120).tolist()
+        model.extend(
+            model.cache.take(),
+            tokens,
+            phase=Phase.PREFILL,
+            observe=lambda _layer, routes, _w: seen.append(routes.copy()),
+        )
+    for routes in seen:
+        uses = np.bincount(routes.ravel(), minlength=32)
+        assert uses.max() < 0.3 * len(tokens), "a sixteenth of the tokens would be an expert's even share"
+
+
 def test_random_experts_in_float32_are_refused():
     with pytest.raises(LimitExceeded, match="random experts"):
         RandomModel(TINY, experts="f32").read_record(0, 0)
