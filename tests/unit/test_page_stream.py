@@ -216,3 +216,5 @@ def test_the_past_is_bounded_and_comes_in_columns():
     columns = series.columns()
     assert len(columns["time"]) == len(columns["requests"]) == 301
     assert columns["time"][-1] - columns["time"][0] == 600
+    series.take(100.0)
+    assert series.columns()["time"] == [100.0]

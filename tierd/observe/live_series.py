@@ -45,7 +45,9 @@ class LiveSeries:
         self._rows: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_SAMPLES)
 
     def take(self, now: float) -> None:
-        """Take a sample at `now`, seconds since the epoch."""
+        """Take a sample at `now`, seconds since the epoch. Where the clock was set back, a new past begins."""
+        if self._rows and self._rows[-1][0] > now:
+            self._rows.clear()
         self._rows.append((now, self._sample()))
 
     def columns(self) -> dict[str, list[float]]:

@@ -31,8 +31,8 @@ export class Past {
 
   add(time, counters) {
     const last = this.rows.at(-1);
-    // A daemon that began anew counts from zero.
-    if (last && last.requests > counters.requests) this.rows = [];
+    // A daemon that began anew counts from zero, and a clock may be set back.
+    if (last && (last.requests > counters.requests || last.time > time)) this.rows = [];
     this.rows.push({ time, ...counters });
     while (this.rows.length && this.rows[0].time < time - SECONDS) this.rows.shift();
   }
