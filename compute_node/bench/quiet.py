@@ -10,19 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from tierd.processors import processor_time
+
 __all__ = ["Quiet", "alternating", "processor_seconds"]
 
 _MOST_FOREIGN: Final = 0.1
 """Share of the cores' time that others may take before a run is void."""
-
-_IDLE_COLUMNS: Final = (3, 4)
-_STAT: Final = Path("/proc/stat")
-
-
-def _busy_seconds() -> float:
-    """Seconds that all cores have been busy since boot, stolen time included."""
-    fields = [int(word) for word in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
-    return sum(value for place, value in enumerate(fields) if place not in _IDLE_COLUMNS) / os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds(process: int) -> float:
@@ -52,14 +45,14 @@ class Quiet:
         self._beside = tuple(beside)
 
     def __enter__(self) -> Self:
-        self._begun, self._busy, self._own = time.perf_counter(), _busy_seconds(), self._own_seconds()
+        self._begun, self._busy, self._own = time.perf_counter(), processor_time().busy, self._own_seconds()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = (time.perf_counter() - self._begun) * (os.cpu_count() or 1)
-        others = _busy_seconds() - self._busy - (self._own_seconds() - self._own)
+        others = processor_time().busy - self._busy - (self._own_seconds() - self._own)
         self.foreign = max(0.0, others / seconds) if seconds > 0 else 0.0
 
     def _own_seconds(self) -> float:
