@@ -18,7 +18,7 @@ from tierd import __version__
 from tierd.errors import TierdError
 from tierd.outline import add_outline, words_of
 from tierd.path_arguments import refuse_empty_paths
-from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
+from tierd.terminal import explain_unexpected, help_style, join_help_lines, settle_streams
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -99,6 +99,7 @@ def build_app(wanted: Sequence[str] | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
+        rich_markup_mode=help_style(),
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)

@@ -14,7 +14,7 @@ from tierd.errors import TierdError
 from tierd.observe.logs import configure_logs
 from tierd.outline import add_outline, words_of
 from tierd.path_arguments import refuse_empty_paths
-from tierd.terminal import explain_unexpected, join_help_lines, settle_streams
+from tierd.terminal import explain_unexpected, help_style, join_help_lines, settle_streams
 
 __all__ = ["COMMANDS", "build_app", "main"]
 
@@ -67,7 +67,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=help_style(),
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_root)

@@ -9,18 +9,28 @@ import errno
 import inspect
 import io
 import os
+import shutil
 import sys
 import textwrap
-from typing import Final
+from typing import Final, Literal
 
 import typer
 from rich.console import Console, RenderableType
 from typer.models import CommandInfo, TyperInfo
 
-__all__ = ["explain_unexpected", "join_help_lines", "settle_streams", "show", "show_hanging", "wide_console"]
+__all__ = [
+    "explain_unexpected",
+    "help_style",
+    "join_help_lines",
+    "settle_streams",
+    "show",
+    "show_hanging",
+    "wide_console",
+]
 
 _PIPE_WIDTH: Final = 200
 _LEAST_WIDTH: Final = 40
+_TABLES_WIDTH: Final = 80
 
 
 def settle_streams() -> None:
@@ -54,6 +64,11 @@ def explain_unexpected(error: Exception) -> tuple[str, str]:
         f"unexpected {type(error).__name__}: {error}",
         "This is a defect; --traceback before the command shows where.",
     )
+
+
+def help_style() -> Literal["rich"] | None:
+    """How typer shows help: in tables where the terminal has room for them, whose cells would lose their ends."""
+    return "rich" if shutil.get_terminal_size().columns >= _TABLES_WIDTH else None
 
 
 def wide_console(*, stderr: bool = False) -> Console:

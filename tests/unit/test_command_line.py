@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.exceptions import TyperException
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import compute_node.cli
 from tierd import commands
@@ -64,6 +65,18 @@ def test_help_of_commands_that_compute_loads_no_kernels():
     found = loaded(f"import compute_node.cli; [compute_node.cli.build_app([name]) for name in {names}]")
     assert "compute_node.commands.evaluate" in found
     assert not found & {"compute_node.kernels", "numba", "torch"}
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
+def test_help_shows_whole_names_of_options_however_narrow_the_terminal_is(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for app, command in ((build_app("serve"), "serve"), (compute_node.cli.build_app(["chat"]), "chat")):
+        words = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": columns}).output
+        names = [
+            name for option in get_command(app).commands[command].params for name in option.opts if name[:2] == "--"
+        ]
+        assert len(names) > 10
+        assert [name for name in names if name not in words and name != "--stop-at-eof"] == []
 
 
 def test_what_the_system_refuses_is_said_in_one_line():
