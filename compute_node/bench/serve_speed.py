@@ -24,8 +24,8 @@ __all__ = ["CLIENTS", "Expected", "measure_serving"]
 CLIENTS: Final = (1, 4, 16, 64)
 """How many clients ask at once, one measurement after the other."""
 
-_ALONE: Final = 4
-"""Prompts that are answered alone, too, by bare steps of one row."""
+_ALONE: Final = 8
+"""Prompts that are answered alone, too, by bare steps of one row and by the engine in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +122,16 @@ def measure_serving(
     tell(f"the answers to {most} prompts")
     with Quiet() as quiet:
         groups = [run_bare_steps(model, prompts[at : at + crowd], tokens) for at in range(0, most, crowd)]
-        alone = [run_bare_steps(model, [prompt], tokens) for prompt in prompts[:_ALONE]]
         expected = Expected(prompts, [answer for group in groups for answer in group.answers])
-        changed = sum(one.answers[0] != answer for one, answer in zip(alone, expected.answers, strict=False))
+        tell("one answer at a time")
+        alone, shares, changed = _alone(model, expected, tokens)
         found = []
         for count in clients:
             tell(f"{count} clients")
             found.append(_serve(model, count, expected, seconds))
         again = run_bare_steps(model, prompts[:crowd], tokens)
-        again_alone = run_bare_steps(model, prompts[:1], tokens)
     bare = {
-        1: float(np.median([second for one in (*alone, again_alone) for second in one.seconds])),
+        1: float(np.median(alone)),
         crowd: float(np.median([second for group in (*groups, again) for second in group.seconds])),
     }
     result: dict[str, Any] = {
@@ -148,11 +147,35 @@ def measure_serving(
     if {1, 16} <= set(clients):
         result |= {
             "aggregate_ratio_16_to_1": rates[16] / rates[1],
-            "one_client_share_of_step": rates[1] * bare[1],
+            "one_client_share_of_step": float(np.median(shares)),
+            "one_client_shares": shares,
             "sixteen_share_of_step": rates[16] * bare[16] / 16,
         }
     result |= quiet.report() | {"seconds": seconds, "tokens_of_an_answer": tokens, "threads": model.threads}
     return result, expected
+
+
+def _alone(model: Model, expected: Expected, tokens: int) -> tuple[list[float], list[float], int]:
+    """Bare steps of one row and whole answers to a lone client, in turn: the machine's speed changes by tenths.
+
+    Returns:
+        Seconds of a bare step, and the answer's tokens per second over those of bare steps, of each turn; and how
+        many answers are not what they must be.
+    """
+    steps, shares, wrong = [], [], 0
+    engine = Engine(model, None, max_running=model.cache.sequences, max_waiting=1)
+    client = _EngineClient(engine, 0, expected, 1)
+    for turn in range(_ALONE):
+        which = turn % len(expected.prompts)
+        bare = run_bare_steps(model, [expected.prompts[which]], tokens)
+        begun = time.perf_counter()
+        heard = client.ask(which, tokens, tokens + 1)
+        seconds = time.perf_counter() - begun
+        wrong += (bare.answers[0] != expected.answers[which]) + (not heard.right) + (not heard.whole)
+        steps.append(float(np.median(bare.seconds)))
+        shares.append(tokens / seconds * steps[-1])
+    engine.close()
+    return steps, shares, wrong
 
 
 def _serve(model: Model, count: int, expected: Expected, seconds: float) -> dict[str, Any]:
