@@ -199,7 +199,7 @@ def kv_append(name: str, k: Rows, v: Rows, k_cache: Rows, v_cache: Rows, batch: 
     ])  # fmt: skip
     return Op(
         name, "kv_append", _append_kernel.address, args, batch.count,
-        units=heads, per_row=True, grain=1, work=2 * head_dim, keep=(k, v, k_cache, v_cache, batch),
+        units=heads, per_row=True, grain=1, work=16 * head_dim, keep=(k, v, k_cache, v_cache, batch),
     )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def combine(name: str, residual: Rows, expert_rows: Rows, weights: Rows, y: Rows
         address_of(weights), weights.strides[0], address_of(y), y.strides[0], slots, width,
     ]  # fmt: skip
     op = _op(name, "combine", _combine_kernel, args, batch, width, residual, expert_rows, weights, y)
-    op.work = CHUNK * slots
+    op.work = 4 * CHUNK * slots  # it waits for rows that other cores wrote
     return op
 
 

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from compute_node.kernels import lanes
-from compute_node.kernels.dots import LINE, Builder, padded_copy, prefetch_lines
+from compute_node.kernels.dots import LINE, Builder, padded_copy, prefetch_lines, tile_of
 from compute_node.kernels.lanes import F32, I8, I16, I32, I64, LANES
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "fast_int8_wide",
     "halves_at",
     "i64",
+    "int4_tile",
     "times",
     "totals_of",
     "vector_at",
@@ -49,6 +50,9 @@ _BYTES: Final = 64
 _SUMS: Final = 8
 _SPAN: Final = 8
 """Blocks of `int4-g64`, two groups each, whose sixteen scales are prepared together."""
+
+_IN_REGISTERS: Final = 8
+"""Sums of pairs that stay in half of the sixteen registers of AVX2."""
 
 WIDE_GROUPS: Final = 76
 """Most groups of rows that are widened; `matmul` does not compute more than two longer rows together."""
@@ -327,6 +331,24 @@ def _prepare(
             builder.store(builder.fmul(wide, own), target, align=4)
 
 
+def int4_tile(rows: int) -> int:
+    """Weight rows of `int4-g64` that are computed together with so many activation rows.
+
+    With sixteen registers only their sums stay in them: activations are loaded again for each weight row, which costs
+    nothing where a product takes its operand from the first-level cache.
+    """
+    return tile_of(rows) if lanes.has_feature("avx512f") else max(1, min(4, _IN_REGISTERS // rows))
+
+
+def _forget(builder: Builder) -> None:
+    """Keeps the compiler from holding what it loaded before for what comes behind; no instruction is made of it.
+
+    Else it keeps all activations of a block, and the sums go to memory and back in every step.
+    """
+    if not lanes.has_feature("avx512f"):
+        builder.fence("acq_rel", targetscope="singlethread")
+
+
 def _nibbles(builder: Builder, packed: Any, *, high: bool) -> Any:
     return builder.lshr(packed, every(HALF, 4)) if high else builder.and_(packed, every(HALF, 15))
 
@@ -355,6 +377,7 @@ def fast_int4(builder: Builder, w: list[Any], s: list[Any], x: list[Any], cols: 
                     factor = factor_at(builder, place, _SUMS)
                     integers = dot_halves(builder, codes, rows.group(row, group), weights_signed=False)
                     add_products(builder, sums[pair], integers, factor)
+            _forget(builder)
 
     with cgutils.for_range(builder, spans) as span:
         first = times(builder, span.index, _SPAN)

@@ -180,5 +180,5 @@ def quantise_rows(name: str, x: NDArray[np.float32], rows: QuantisedRows, batch:
     args = record([address_of(x), x.strides[0], address_of(rows.data), width, start, rows.cols])
     return Op(
         name, "quantise", _quantise_kernel.address, args, batch.count,
-        units=-(-rows.cols // GROUP), per_row=True, grain=1, work=GROUP, keep=(x, rows, batch),
+        units=-(-rows.cols // GROUP), per_row=True, grain=1, work=8 * GROUP, keep=(x, rows, batch),
     )  # fmt: skip

@@ -189,6 +189,6 @@ def router(
     ])  # fmt: skip
     return Op(
         name, "router", _router_kernel.address, args, batch.count,
-        units=1, per_row=True, grain=1, work=experts * (8 + 2 * k),
+        units=1, per_row=True, grain=1, work=32 * experts * (8 + 2 * k),
         keep=(logits, indices, weights, correction, factors, scratch, batch),
     )  # fmt: skip

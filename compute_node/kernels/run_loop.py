@@ -1,10 +1,11 @@
 """The native loop that runs a segment, and the life of a worker thread. It knows ops by address alone.
 
-Every thread walks the same table, takes its slice of each op and meets the others before the next op may read what
-this one wrote. An op too small to be worth sharing is done by thread 0; two such ops in a row need no meeting.
-While a thread waits for the others, the first weights of its next part are on their way to its cache. An op may halt
-the run, where Python has to do something; a later run begins behind it.
-The split depends on sizes only and never changes a result, since units are independent.
+Every thread walks the same table, takes its slice of each op and meets the others before the next op may read what this
+one wrote. Of a large op the ends of all slices are left to whoever is ready first: a core that also serves others is
+slower than its neighbour, and no split known in advance is even. An op too small to be worth sharing is done by thread
+0; two such ops in a row need no meeting. While a thread waits for the others, the first weights of its next part are on
+their way to its cache. An op may halt the run, where Python has to do something; a later run begins behind it.
+No split ever changes a result, since units are independent.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "CLOSED",
     "FIELDS",
     "FORKED",
+    "LARGE_WORK",
     "SHARED_WORK",
     "WRONG_MODE",
     "run_table",
@@ -50,7 +52,9 @@ FIELDS: Final = 16
 GENERATION, TABLE, FIRST, OPS, STOP = (i * 8 for i in range(5))
 ARRIVED, PHASE, SLEEPERS, HALTED = (i * 64 for i in range(1, 5))
 TICKETS, SERVED, REFUSAL, THREADS, BEGUN, ENDED, SPENT, TINY = (320 + i * 8 for i in range(8))
-BLOCK_WORDS: Final = 48
+TAKEN: Final = 384
+"""How many pieces of the op's open ends were taken; 0 whenever threads have met."""
+BLOCK_WORDS: Final = 56
 
 WRONG_MODE, CLOSED, FORKED = -1, -2, -3
 """Why a run is refused; the last two stand in `REFUSAL`."""
@@ -61,6 +65,12 @@ SHARED_WORK: Final = 1 << 19
 A meeting of free cores costs 0.3 us, but a model so small that this matters is fast enough on one core, while two
 threads that meet a hundred times a token are several times slower than one as soon as another process runs.
 """
+LARGE_WORK: Final = 1 << 26
+"""Multiply-adds from which an op's slices have open ends: about a millisecond of two cores."""
+_OPEN_SHARE: Final = 4
+"""One part in so many of a slice is its open end."""
+_PIECES: Final = 4
+"""Pieces of an open end: taken one by one, the last of them is what threads may wait for."""
 _AHEAD_LINES: Final = 128
 """Cache lines of the next op's weights that a thread asks for when it has done its part of an op."""
 _SPIN_NANOSECONDS: Final = 50_000
@@ -104,6 +114,37 @@ def _run_slice(table: int, index: int, part: int, parts: int) -> None:
 
 
 @njit(nogil=True, cache=True)
+def _run_shared(block: int, table: int, index: int, part: int, threads: int) -> None:
+    """This thread's part of an op that all take part in: its slice, or that without the end, then pieces of any end."""
+    op = i64_at(table + index * FIELDS * 8)
+    if _live_work(table, index) < LARGE_WORK:
+        _run_slice(table, index, part, threads)
+        return
+    grain = op[OP_GRAIN]
+    lo, hi = _slice(op, part, threads)
+    closed = _closed(lo, hi, grain)
+    if lo < closed:
+        call_kernel(op[OP_ADDRESS], op[OP_ARGS], lo, closed)
+    while True:
+        taken = atomic_add(block + TAKEN, 1)
+        if taken >= threads * _PIECES:
+            return
+        lo, hi = _slice(op, taken % threads, threads)
+        closed, piece = _closed(lo, hi, grain), taken // threads
+        grains = (hi - closed + grain - 1) // grain
+        first, end = closed + grains * piece // _PIECES * grain, closed + grains * (piece + 1) // _PIECES * grain
+        if first < min(end, hi):
+            call_kernel(op[OP_ADDRESS], op[OP_ARGS], first, min(end, hi))
+
+
+@njit(nogil=True, cache=True)
+def _closed(lo: int, hi: int, grain: int) -> int:
+    """Where the open end of a slice begins."""
+    grains = (hi - lo + grain - 1) // grain
+    return lo + (grains - grains // _OPEN_SHARE) * grain if grains >= _OPEN_SHARE else hi
+
+
+@njit(nogil=True, cache=True)
 def _ask_ahead(table: int, index: int, ops: int, part: int, parts: int) -> None:
     """Asks for the first weights of this thread's part of the next op that has some."""
     following = i64_at(table + index * FIELDS * 8)[OP_NEXT]
@@ -125,6 +166,7 @@ def _meet(block: int, threads: int, phase: int) -> Any:
     if atomic_add(block + ARRIVED, 1) == threads - 1:
         halted = atomic_load(block + HALTED)
         atomic_store(block + ARRIVED, 0)
+        atomic_store(block + TAKEN, 0)
         atomic_store(block + PHASE, 2 * phase + halted)
         return halted != 0
     spins = 0
@@ -150,7 +192,7 @@ def _run_part(block: int, table: int, first: int, ops: int, part: int, threads: 
         halt = i64_at(table + index * FIELDS * 8)[OP_HALT]
         shared = _shared(table, index)
         if shared:
-            _run_slice(table, index, part, threads)
+            _run_shared(block, table, index, part, threads)
             _ask_ahead(table, index, ops, part, threads)
         elif part == 0:
             _run_slice(table, index, 0, 1)

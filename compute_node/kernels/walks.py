@@ -18,7 +18,7 @@ from compute_node.kernels import lanes
 from compute_node.kernels.block_dots import block_float4, block_float8, block_int4
 from compute_node.kernels.block_integer_dots import fast_float4, fast_small_int4
 from compute_node.kernels.dots import Builder, Dots, flat_bf16, flat_f32, flat_int8, grouped_int4, pointers, tile_of
-from compute_node.kernels.integer_dots import fast_int4, fast_int8, fast_int8_wide, widened
+from compute_node.kernels.integer_dots import fast_int4, fast_int8, fast_int8_wide, int4_tile, widened
 from compute_node.kernels.lanes import F32, I8, I64
 
 __all__ = [
@@ -48,12 +48,13 @@ def _asked_for(builder: Builder, address: Any, end: Any, following: Any) -> Any:
     return builder.inttoptr(builder.select(inside, address, builder.add(following, beyond)), I8.as_pointer())
 
 
-def _walk(dots: Dots, wide: Dots | None = None) -> Callable[..., Any]:
+def _walk(dots: Dots, wide: Dots | None = None, tile: Callable[[int], int] = tile_of) -> Callable[..., Any]:
     """The body of an intrinsic that leaves the dot products of a span of weight rows in rows of outputs.
 
     Args:
         dots: of a few weight rows.
         wide: what is used in its place for three or four rows, which are widened first.
+        tile: weight rows that are computed together with so many activation rows.
     """
 
     def generate(context: Any, builder: Builder, _signature: Any, arguments: Any) -> Any:
@@ -62,7 +63,7 @@ def _walk(dots: Dots, wide: Dots | None = None) -> Callable[..., Any]:
         data, step, scales, scales_step, shift, cols = weights
         first, end, ahead, following = span
         before = widened(builder, x, cols) if wide is not None and len(x) >= _WORTH_WIDENING else None
-        size = tile_of(len(x))
+        size = tile(len(x))
         last = builder.sub(end, ir.Constant(I64, 1))
         tiles = builder.udiv(builder.add(builder.sub(last, first), ir.Constant(I64, size)), ir.Constant(I64, size))
 
@@ -154,7 +155,7 @@ def walk_fast_int8(_typing: Any, weights: Any, span: Any, x: Any, y: Any) -> Any
 @intrinsic
 def walk_fast_int4(_typing: Any, weights: Any, span: Any, x: Any, y: Any) -> Any:
     """The same for `int4-g64` weights with quantised rows."""
-    return types.void(weights, span, x, y), _walk(fast_int4)
+    return types.void(weights, span, x, y), _walk(fast_int4, tile=int4_tile)
 
 
 @intrinsic

@@ -17,7 +17,7 @@ from compute_node.engine.program import Program, Segment
 from compute_node.kernels import Batch, Op, add, from_float32, matmul, rms_norm, silu_mul
 from compute_node.kernels.lanes import i64_at
 from compute_node.kernels.op import KERNEL
-from compute_node.kernels.run_loop import SHARED_WORK
+from compute_node.kernels.run_loop import LARGE_WORK, SHARED_WORK
 from tierd.errors import TierdError, UsageError
 
 
@@ -61,7 +61,9 @@ def expected_chain(length, units):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
-@pytest.mark.parametrize("work", [(0,), (SHARED_WORK,), (SHARED_WORK, 0), (0, 0, SHARED_WORK, SHARED_WORK, 0)])
+@pytest.mark.parametrize(
+    "work", [(0,), (SHARED_WORK,), (SHARED_WORK, 0), (0, 0, SHARED_WORK, SHARED_WORK, 0), (LARGE_WORK, 0, SHARED_WORK)]
+)
 def test_each_op_sees_all_that_the_one_before_wrote(threads, work):
     with Executor(threads) as executor:
         for _ in range(20):
@@ -176,6 +178,22 @@ def test_slices_begin_at_multiples_of_the_grain_and_cover_all(units, grain):
     assert begins[1:].tolist() == ends[:-1].tolist()
     assert all(begin % grain == 0 for begin in begins)
     assert len(begins) == min(3, -(-units // grain))
+
+
+@pytest.mark.parametrize(("units", "grain"), [(1000, 3), (64, 1), (100, 16), (7, 16), (1, 1)])
+def test_pieces_of_a_large_op_begin_at_multiples_of_the_grain_and_cover_all_once(units, grain):
+    marks = np.zeros(units + 1, np.int64)
+    op = op_of(border_kernel, [marks.ctypes.data], units, grain=grain, work=LARGE_WORK, keep=(marks,))
+    with Executor(3) as executor:
+        for _ in range(3):
+            marks[:] = 0
+            executor.run(Segment("s", [op]))
+            begins, ends = np.flatnonzero(marks % 100), np.flatnonzero(marks // 100)
+            assert set(marks[begins] % 100) == {1}
+            assert [0, *ends.tolist()] == [*begins.tolist(), units]
+            assert all(begin % grain == 0 for begin in begins)
+    if units == 1000:
+        assert len(begins) == 3 + 3 * 4
 
 
 def test_idle_threads_sleep_and_wake_again():
