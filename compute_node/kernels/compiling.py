@@ -9,7 +9,7 @@ from numba.core import event
 __all__ = ["tell_once"]
 
 
-class _Teller(event.Listener):  # type: ignore[misc]
+class _Teller(event.Listener):
     """Says so at the first function that no cache has."""
 
     def __init__(self) -> None:
