@@ -41,10 +41,11 @@ class TokenWalk:
     def run(self, tokens: int) -> tuple[float, float]:
         """Extends by so many tokens, each chosen greedily from its logits too: (seconds, those outside native code)."""
         drawn = self._generator.integers(0, self.model.config.vocab_size, tokens).tolist()
-        model, greedy, place, sequence = self.model, Sampling(), len(self), self._sequence
+        greedy, place, phase = Sampling(), len(self), Phase.DECODE
+        model, sequence = self.model, self._sequence
         native, begun = model.native_seconds, time.perf_counter()
         for token in drawn:
-            logits = model.extend(sequence, [token], phase=Phase.DECODE, keep=False)
+            logits = model.extend(sequence, [token], phase=phase, keep=False)
             assert logits is not None
             choose_token(logits, place, greedy, likeliest=model.likeliest[0])
             place += 1

@@ -295,14 +295,14 @@ class Engine:
         """
         model, job, answer, clock, report = self.model, entry.job, entry.answer, self._clock, self._on_step
         cache, sequence, tokens, step, times = model.cache, job.sequence, job.tokens, self._running, model.times
-        cost, error, now = Cost(model), None, 0.0
+        cost, error, now, phase = Cost(model), None, 0.0, Phase.DECODE
         while True:
             place, seconds, waited, token = len(tokens) - 1, times.seconds, times.wait_seconds, None
             part = tokens[place:]
             self._steps += 1
             self._rows += 1
             try:
-                logits = model.forward(part, (place,), (sequence,), phase=Phase.DECODE, logits_of=_ONLY, cancelled=step)
+                logits = model.forward(part, (place,), (sequence,), phase=phase, logits_of=_ONLY, cancelled=step)
                 if logits is not None and not job.cancelled:
                     cache.advance(sequence, part)
                     likeliest, now = model.likeliest, clock()
