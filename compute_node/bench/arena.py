@@ -207,8 +207,7 @@ def _seconds_per_expert(geometry: Geometry, direct: DirectAccess) -> float:
             begun = time.perf_counter()
             executor.run(segment)
             times.append(time.perf_counter() - begun)
-    used, _, discarded = binding.take()
-    if used != 9 * _LOOKS * k or discarded:
+    if binding.used != 9 * _LOOKS * k or binding.discarded:
         raise TierdError("an expert of the full arena was not resident", hint="This is a defect; please report it.")
     return min(times) / (_LOOKS * k)
 

@@ -118,10 +118,6 @@ class TimedSource:
         """Of the source."""
         return self._source.step_memory
 
-    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
-        """See `ExpertSource.note_direct`."""
-        self._source.note_direct(uses, layers=layers, discarded=discarded)
-
     def absent(self, layer: int) -> NDArray[np.bool_] | None:
         """See `ExpertSource.absent`."""
         return self._source.absent(layer)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compute_node.commands.applied_settings import generation_params
 from compute_node.commands.opening import Opened, open_store
-from compute_node.commands.report import REPORT_INDENT, AnswerReport, snapshot
+from compute_node.commands.report import REPORT_INDENT, AnswerReport
 from compute_node.engine.generate import Finished, GenerationParams
 from compute_node.engine.route_recorder import RouteRecorder
 from compute_node.settings import NodeSettings
@@ -86,7 +86,7 @@ def _check(_store: StoreView, tokenizer: Tokenizer | None) -> None:
 def _answer(opened: Opened, text: str, params: GenerationParams, *, stream: bool, events: bool) -> AnswerReport:
     assert opened.tokenizer is not None
     prompt = opened.tokenizer.encode(text)
-    before = snapshot(opened.source.stats)
+    before = opened.source.stats.snapshot()
     generation = opened.generator.generate(prompt, params)
     if events:
         _line(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compute_node.commands.opening import Opened
-from compute_node.commands.report import AnswerReport, snapshot
+from compute_node.commands.report import AnswerReport
 from compute_node.commands.session_file import SessionFile
 from compute_node.commands.warm_file import load_warm, save_warm
 from compute_node.engine.arithmetic import named_numerics
@@ -84,7 +84,7 @@ class Conversation:
         """
         asked = [*self.messages, {"role": "user", "content": message}]
         prompt = self._tokenizer.encode(self._template.render(asked), special_tokens=False)
-        before = snapshot(self._opened.source.stats)
+        before = self._opened.source.stats.snapshot()
         pieces: list[str] = []
         finished: Finished | None = None
         for event in self._opened.generator.generate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any, Final
 
 from compute_node.commands.near_limit import speed_limit
@@ -14,15 +13,10 @@ from tierd.client.source import ExpertSource, SourceStats
 from tierd.client.worker_source import WorkerSource
 from tierd.sizes import format_share
 
-__all__ = ["REPORT_INDENT", "AnswerReport", "snapshot"]
+__all__ = ["REPORT_INDENT", "AnswerReport"]
 
 REPORT_INDENT: Final = 12
 """Columns before the figures in a report's lines, which are set in by two."""
-
-
-def snapshot(stats: SourceStats) -> SourceStats:
-    """A copy that does not change any more."""
-    return deepcopy(stats)
 
 
 class AnswerReport:

@@ -15,7 +15,7 @@ from compute_node.engine.kv_cache import Sequence
 from compute_node.engine.model_options import ModelOptions
 from compute_node.engine.program import Segment
 from compute_node.kernels import Binding, ExpertGroup, ExpertLayout, ExpertShape, Op
-from compute_node.kernels.expert_group import CANCEL, LAYERS, STEP, USED
+from compute_node.kernels.expert_group import CANCEL, STEP
 from compute_node.kernels.pages import PAGE
 from compute_node.models.decoder_program import DecoderProgram
 from tierd.client.source import DirectAccess, ExpertSource, Phase
@@ -42,9 +42,6 @@ class StepRunner:
         executor: runs it.
         options: whose numerics and execution count; `fused`, `layers`: one call per segment, `ops`: one per op.
         recurrent: sequences have states.
-
-    Attributes:
-        experts_used: experts that the native step used by itself, over all steps.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class StepRunner:
         self._native, self._position = False, 0
         self._step, self._phase, self._cancel = 0, Phase.DECODE, 0
         self._passing: Callable[[int], object] | None = None
-        self.experts_used = 0
+        source.stats.count_direct(self._binding)
         ops: list[Op] = []
         groups: dict[tuple[str, str], ExpertGroup] = {}
         most = max((entry.experts for entry in geometry.layers), default=1)
@@ -102,8 +99,12 @@ class StepRunner:
         ops += program.head.ops
         self.segment = Segment("step", ops)
         self._ops = len(ops)
-        self._layers = len(self._groups)
         self._recurrent = recurrent
+
+    @property
+    def experts_used(self) -> int:
+        """Experts that the native step used by itself, over all steps."""
+        return self._binding.used
 
     def begin(
         self,
@@ -137,9 +138,7 @@ class StepRunner:
             self.begin(rows, step=step, phase=phase, observed=False, cancel=cancel)
             return self.run()
         self._binding.set_step(step, cancel)
-        done = self._executor.run(self.segment)
-        self._note()
-        return self._left(done, step, phase, cancel)
+        return self._left(self._executor.run(self.segment), step, phase, cancel)
 
     def run_one(
         self, token: int, position: int, sequence: Sequence, step: int, phase: Phase, cancel: int
@@ -155,15 +154,7 @@ class StepRunner:
         words = self._words
         words[STEP], words[CANCEL] = step, cancel
         done = self._executor.run(self.segment)
-        if done != self._ops:
-            self._note()
-            return self._left(done, step, phase, cancel)
-        # Nothing stopped it: it has served every layer and thrown nothing away.
-        used = words[USED]
-        words[USED] = words[LAYERS] = 0
-        self.experts_used += used
-        self._source.note_direct(used, layers=self._layers)
-        return None
+        return None if done == self._ops else self._left(done, step, phase, cancel)
 
     def _left(self, done: int, step: int, phase: Phase, cancel: int) -> int | None:
         """What is left of a step that native code ran up to this op: the layer that lacks experts, if any."""
@@ -180,7 +171,6 @@ class StepRunner:
         if self._native and self._bind(self._phase):
             self._binding.set_step(self._step, self._cancel)
             done = self._run_native(position)
-            self._note()
             if done == self._ops:
                 return None
             position = self._halts[done]
@@ -244,9 +234,3 @@ class StepRunner:
             )
             self._direct, self._bound_phase = direct, phase
         return True
-
-    def _note(self) -> None:
-        used, layers, discarded = self._binding.take()
-        if layers or discarded:
-            self.experts_used += used
-            self._source.note_direct(used, layers=layers, discarded=discarded)

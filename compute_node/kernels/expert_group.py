@@ -77,12 +77,20 @@ class Binding:
         """The number of the next step, and the address of an int64 that stops it before a layer's experts; 0: none."""
         self._cells[STEP], self._cells[CANCEL] = step, cancel
 
-    def take(self) -> tuple[int, int, int]:
-        """(experts used, layers served, results discarded) since the last call."""
-        cells = self._cells
-        found = cells[USED], cells[LAYERS], cells[DISCARDED]
-        cells[USED] = cells[LAYERS] = cells[DISCARDED] = 0
-        return found
+    @property
+    def used(self) -> int:
+        """Experts that native code used, since the beginning."""
+        return self._cells[USED]
+
+    @property
+    def layers(self) -> int:
+        """Layers that it served."""
+        return self._cells[LAYERS]
+
+    @property
+    def discarded(self) -> int:
+        """Results that it threw away."""
+        return self._cells[DISCARDED]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

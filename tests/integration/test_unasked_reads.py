@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,7 +250,12 @@ def test_native_code_reads_by_addresses_alone(whole, reader, pattern_store):
         ctypes.c_uint32.from_address(access.last_step + 4 * flat).value = 9
         ctypes.c_uint32.from_address(access.decode_uses + 4 * flat).value += 1
         ctypes.c_uint32.from_address(access.prefill_uses + 4 * flat).value += 2
-    one.source.note_direct(6, layers=1, discarded=1)
+    counts = SimpleNamespace(used=6, layers=1, discarded=1)
+    one.source.stats.count_direct(counts)
+    then = one.stats.snapshot()
+    counts.used = 7
+    assert (then.requested, one.stats.requested, one.stats.unasked) == (6, 7, 7)
+    counts.used = 6
     assert (one.stats.requested, one.stats.visits, one.stats.discarded) == (6, 1, 1)
     assert one.stats.outcomes["hit"] == one.stats.tiers["ram"] == 6
     after = whole.stats()["requests"]

@@ -107,7 +107,6 @@ class ArenaSource:
         self.access = access
         self._acquires = 0
         self._epoch = 0
-        self._ram = ""
         self._geometry = store.manifest.geometry
         self._attached: _Attached | None = self._attach()
 
@@ -135,12 +134,6 @@ class ArenaSource:
             return None
         block = attached.memory.block
         return StepMemory(block.expect, block.last_step)
-
-    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
-        """See `ExpertSource.note_direct`."""
-        self.stats.visits += layers
-        self.stats.requested += uses
-        self._count_unasked(uses, discarded)
 
     def absent(self, layer: int) -> Absent | None:
         """See `ExpertSource.absent`; None while there is no session."""
@@ -177,8 +170,7 @@ class ArenaSource:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """See `ExpertSource.visit`."""
-        self.stats.visits += 1
-        self.stats.requested += len(experts)
+        self.stats.ask(len(experts))
         visit = Visit(layer, self._geometry.layer_start(layer), use, step, phase, meanwhile, list(experts))
         repeats = 0
         while visit.fresh or visit.torn or visit.again:
@@ -222,7 +214,7 @@ class ArenaSource:
         try:
             torn = residents.use(visit.first, found, visit.use, step=visit.step, phase=visit.phase)
             visit.drop(found.keys() - torn)
-            self._count_unasked(len(found) - len(torn), len(torn))
+            self.stats.count_unasked(len(found) - len(torn), len(torn))
             if wave:
                 visit.spend_free_time()
             redo = self._take(attached, visit, wave) if wave else []
@@ -276,7 +268,7 @@ class ArenaSource:
             if answer.failed:
                 raise refusal_error(visit.layer, answer.failed[0])
         redo = attached.residents.settle(visit.first, used, step=visit.step)
-        self.stats.discarded += len(redo)
+        self.stats.count_unasked(0, len(redo))
         return redo
 
     def _repeat(self, visit: Visit, experts: Sequence[int]) -> None:
@@ -309,12 +301,6 @@ class ArenaSource:
     def _count(self, link: SessionLink, ready: pb.Ready) -> None:
         outcome, tier = _OUTCOMES[ready.outcome], link.welcome.tiers[ready.tier]
         self.stats.count(tier, outcome, 1)
-
-    def _count_unasked(self, hits: int, discarded: int) -> None:
-        if hits:
-            self.stats.unasked += hits
-            self.stats.count(self._ram, "hit", hits)
-        self.stats.discarded += discarded
 
     # Losing the daemon and finding it again.
 
@@ -376,7 +362,7 @@ class ArenaSource:
             self._loop.run(link.close(), seconds=_CONNECT_SECONDS, what="closing a session")
             raise
         self.boot_id = link.welcome.boot_id
-        self._ram = link.welcome.tiers[0]
+        self.stats.direct_tier = link.welcome.tiers[0]
         self._epoch += 1
         unasked = link.welcome.unasked_reads and not self._messages
         messages: Messages = StreamMessages(link, self._loop)

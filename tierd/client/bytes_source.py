@@ -67,7 +67,7 @@ class BytesSource(NothingAhead):
         tell: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.store = store
-        self.stats = SourceStats()
+        self.stats = SourceStats(LOCAL)
         self.address = address
         self.bytes_received = 0
         self._geometry = store.manifest.geometry
@@ -95,13 +95,6 @@ class BytesSource(NothingAhead):
         """Where the node says what it expects, for its own RAM's policy."""
         return self._cache.step_memory
 
-    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
-        """See `ExpertSource.note_direct`."""
-        self.stats.visits += layers
-        self.stats.requested += uses
-        self.stats.discarded += discarded
-        self._count(LOCAL, "hit", uses)
-
     def visit(
         self,
         layer: int,
@@ -116,8 +109,7 @@ class BytesSource(NothingAhead):
         first, cache = self._geometry.layer_start(layer), self._cache
         for expert in experts:
             self._geometry.flat(layer, expert)
-        self.stats.visits += 1
-        self.stats.requested += len(experts)
+        self.stats.ask(len(experts))
         cache.visit(layer, step=step, phase=phase)
         missing = [expert for expert in experts if first + expert not in cache]
         visit = Visit(layer, first, use, step, phase, meanwhile, missing)

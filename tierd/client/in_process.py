@@ -48,7 +48,7 @@ class InProcess(NothingAhead):
 
     def __init__(self, store: RecordStore, *, budget: int | None = None, huge_pages: bool = True) -> None:
         self.store = store
-        self.stats = SourceStats()
+        self.stats = SourceStats(RAM)
         self._budget = budget
         self._huge_pages = huge_pages
         self._cache = self._empty()
@@ -66,15 +66,6 @@ class InProcess(NothingAhead):
     @property
     def step_memory(self) -> None:
         """None: what was used the longest ago leaves here, whatever is expected."""
-
-    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
-        """See `ExpertSource.note_direct`."""
-        stats = self.stats
-        stats.visits += layers
-        stats.requested += uses
-        stats.outcomes["hit"] += uses
-        stats.tiers[RAM] = stats.tiers.get(RAM, 0) + uses
-        stats.discarded += discarded
 
     def visit(
         self,
@@ -97,8 +88,7 @@ class InProcess(NothingAhead):
         flats = [geometry.flat(layer, expert) for expert in experts]
         missing = [place for place, flat in enumerate(flats) if flat not in cache]
         hits = len(flats) - len(missing)
-        stats.visits += 1
-        stats.requested += len(flats)
+        stats.ask(len(flats))
         stats.count(RAM, "hit", hits)
         stats.count(DRIVE, "miss", len(missing))
         cache.visit(layer, step=step, phase=phase)

@@ -7,7 +7,7 @@ tell them apart by its tokens, only by its speed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +19,7 @@ from tierd.store.store import DenseTensor
 
 __all__ = [
     "DirectAccess",
+    "DirectCounts",
     "ExpertSource",
     "NothingAhead",
     "Phase",
@@ -38,40 +39,121 @@ never add to it; and it must bear any bytes, since results of a torn read are th
 """
 
 
+class DirectCounts(Protocol):
+    """What native code counted of its uses of `DirectAccess`; the numbers only rise, and any thread may read them."""
+
+    @property
+    def used(self) -> int:
+        """Experts that it used; each was a hit."""
+
+    @property
+    def layers(self) -> int:
+        """Layers that it served without `visit`."""
+
+    @property
+    def discarded(self) -> int:
+        """Results that it threw away; these experts were left to `visit`."""
+
+
 @dataclass(slots=True)
 class SourceStats:
     """The node's own count, kept where its router's choices enter; never derived from the daemon's.
 
+    What native code counts is added when somebody looks: a step of one text has no time to do it.
+
     Attributes:
-        requested: unique experts asked for, summed over layers and steps.
-        tiers: of these, how many each tier had when they were asked for (`ram`, a drive's tier, …).
-        outcomes: of these, how many were a hit, a miss, or joined a running read.
+        direct_tier: where the experts are that native code reads by itself.
         repeated: experts fetched again because bytes changed under use or the daemon restarted.
         wait_seconds: time in which the node had nothing to compute on because it waited for experts.
         wait_by_outcome: the same, split by the outcome of the expert that ended the wait.
-        visits: calls of `visit`, and layers that native code read without it.
-        unasked: hits that cost no message.
         messages: requests for experts that were sent to a daemon.
         hints: messages that told of experts which would probably be wanted.
-        discarded: uses that were thrown away because the bytes may have changed under them.
     """
 
-    requested: int = 0
-    tiers: dict[str, int] = field(default_factory=dict)
-    outcomes: dict[str, int] = field(default_factory=lambda: {"hit": 0, "miss": 0, "joined": 0})
+    direct_tier: str = "ram"
     repeated: int = 0
     wait_seconds: float = 0.0
     wait_by_outcome: dict[str, float] = field(default_factory=lambda: {"hit": 0.0, "miss": 0.0, "joined": 0.0})
-    visits: int = 0
-    unasked: int = 0
     messages: int = 0
     hints: int = 0
-    discarded: int = 0
+    _direct: list[DirectCounts] = field(default_factory=list)
+    _requested: int = 0
+    _visits: int = 0
+    _unasked: int = 0
+    _discarded: int = 0
+    _tiers: dict[str, int] = field(default_factory=dict)
+    _outcomes: dict[str, int] = field(default_factory=lambda: {"hit": 0, "miss": 0, "joined": 0})
+
+    @property
+    def requested(self) -> int:
+        """Unique experts asked for, summed over layers and steps."""
+        return self._requested + self._used()
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Of these, how many each tier had when they were asked for (`ram`, a drive's tier, …)."""
+        tiers = dict(self._tiers)
+        if used := self._used():
+            tiers[self.direct_tier] = tiers.get(self.direct_tier, 0) + used
+        return tiers
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Of these, how many were a hit, a miss, or joined a running read."""
+        return self._outcomes | {"hit": self._outcomes["hit"] + self._used()}
+
+    @property
+    def visits(self) -> int:
+        """Calls of `visit`, and layers that native code read without it."""
+        return self._visits + sum([counts.layers for counts in self._direct])
+
+    @property
+    def unasked(self) -> int:
+        """Hits that cost no message."""
+        return self._unasked + self._used()
+
+    @property
+    def discarded(self) -> int:
+        """Uses that were thrown away because the bytes may have changed under them."""
+        return self._discarded + sum([counts.discarded for counts in self._direct])
+
+    def count_direct(self, counts: DirectCounts) -> None:
+        """From now on what these count belongs to it as well."""
+        self._direct.append(counts)
+
+    def ask(self, experts: int, *, visits: int = 1) -> None:
+        """So many experts were asked for."""
+        self._requested += experts
+        self._visits += visits
 
     def count(self, tier: str, outcome: str, experts: int) -> None:
         """So many experts were in this tier, and their requests ended in this outcome."""
-        self.outcomes[outcome] += experts
-        self.tiers[tier] = self.tiers.get(tier, 0) + experts
+        self._outcomes[outcome] += experts
+        self._tiers[tier] = self._tiers.get(tier, 0) + experts
+
+    def count_unasked(self, hits: int, discarded: int) -> None:
+        """So many experts were used where they lie, without a message; so many results of others were thrown away."""
+        self._unasked += hits
+        self._discarded += discarded
+        if hits:
+            self.count(self.direct_tier, "hit", hits)
+
+    def snapshot(self) -> SourceStats:
+        """A copy that does not change any more."""
+        return replace(
+            self,
+            wait_by_outcome=dict(self.wait_by_outcome),
+            _direct=[],
+            _requested=self.requested,
+            _visits=self.visits,
+            _unasked=self.unasked,
+            _discarded=self.discarded,
+            _tiers=self.tiers,
+            _outcomes=self.outcomes,
+        )
+
+    def _used(self) -> int:
+        return sum([counts.used for counts in self._direct])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +174,7 @@ class DirectAccess:
     4. When all threads agree, and only then, one of them stores the low half of the step at `last_step + 4 i` and
        after it adds 1 to the uint32 at `uses + 4 i`, wrapping. `uses` is `prefill_uses` or `decode_uses`.
     5. Certain or not, store 0 to the byte at `in_use + i`.
-    6. At the end of the step, `ExpertSource.note_direct` counts the same uses in the node's own statistics.
+    6. The same uses are counted in the node's own statistics: `SourceStats.count_direct` is told once where they stand.
 
     Before the first load of a step, the step's number is stored at `step`. An expert left to `visit` must not be
     counted here: `visit` counts what it delivers.
@@ -175,15 +257,6 @@ class ExpertSource(Protocol):
     @property
     def step_memory(self) -> StepMemory | None:
         """Where the node says what it expects; None where nobody listens. Asked once per step, and not kept."""
-
-    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
-        """Count what native code read by `direct`.
-
-        Args:
-            uses: experts that it used and counted in the shared counters; each was a hit.
-            layers: layers that it served without `visit`.
-            discarded: results that it threw away; these experts were left to `visit`.
-        """
 
     def absent(self, layer: int) -> NDArray[np.bool_] | None:
         """Which experts of a layer are not in RAM now: bool [experts]; None where nobody listens to hints."""

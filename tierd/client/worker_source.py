@@ -169,9 +169,6 @@ class WorkerSource(NothingAhead):
     def step_memory(self) -> StepMemory | None:
         """None: nobody listens."""
 
-    def note_direct(self, uses: int, *, layers: int, discarded: int = 0) -> None:
-        """Never called, since there is nothing to read directly."""
-
     def visit(
         self,
         layer: int,
@@ -206,7 +203,7 @@ class WorkerSource(NothingAhead):
         finally:
             self._asks.clear()  # what still comes of them is nobody's
             self.stats.wait_seconds += time.monotonic() - begun
-        self.stats.visits += not left
+        self.stats.ask(0, visits=int(not left))
         return [expert for expert in dict.fromkeys(experts.T.ravel().tolist()) if expert in left]
 
     def forget_counts(self) -> None:
@@ -321,7 +318,7 @@ class WorkerSource(NothingAhead):
 
     def _count(self, experts: int, answer: pb.Computed) -> None:
         stats = self.stats
-        stats.requested += experts
+        stats.ask(experts, visits=0)
         misses = min(answer.misses, experts)
         joined = min(answer.joined, experts - misses)
         for outcome, count in (("miss", misses), ("joined", joined), ("hit", experts - misses - joined)):

@@ -79,10 +79,8 @@ class DeviceTier:
         start = self._geometry.layer_start(layer)
         held = {expert: self._held[start + expert] for expert in experts if start + expert in self._held}
         stats = source.stats
-        stats.requested += len(held)
+        stats.ask(len(held), visits=int(len(held) == len(experts)))
         stats.count(VRAM, "hit", len(held))
-        if len(held) == len(experts):
-            stats.visits += 1
         return held
 
     def upload(self, reader: RecordReader, address: int) -> ExpertWeights:
