@@ -200,9 +200,10 @@ class PacketMessages:
             release = pb.OpenSessionRequest(release=pb.Release(acquire_id=held[0]))
             with self._closing, suppress(OSError):
                 if not self._closed:
-                    # What is not held any more is not given back a second time: it does no harm.
-                    self._socket.send(release.SerializeToString(), socket.MSG_DONTWAIT)
+                    # Counted before the daemon can have heard it, as by `send`. What is not held any more is not given
+                    # back a second time: it does no harm.
                     self.sent += 1
+                    self._socket.send(release.SerializeToString(), socket.MSG_DONTWAIT)
             if self._held is held:
                 self._held = held = None
         idle = 0 if held is not None else idle + 1
