@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["decode_limit"]
+__all__ = ["decode_limit", "delivered_bytes"]
+
+
+def delivered_bytes(turn: Mapping[str, Any], record_bytes: int) -> int:
+    """What a drive had to deliver in a turn: what missed, what joined a read, and what was read ahead and used."""
+    outcomes = turn["outcomes"]
+    return int(record_bytes * (outcomes["miss"] + outcomes["joined"]) + turn["prefetched_bytes_used"])
 
 
 def decode_limit(
@@ -28,11 +34,7 @@ def decode_limit(
         `limit_tokens_per_second`, `limit_share`, and `limit_by`, which of the two decided in most turns.
     """
     in_memory = tokens * bytes_per_token / memory
-    on_drive = np.array([
-        (record_bytes * (turn["outcomes"]["miss"] + turn["outcomes"]["joined"]) + turn["prefetched_bytes_used"])
-        / turn["probe_bytes_per_second"]
-        for turn in turns
-    ])  # fmt: skip
+    on_drive = np.array([delivered_bytes(turn, record_bytes) / turn["probe_bytes_per_second"] for turn in turns])
     least = np.maximum(on_drive, in_memory)
     return {
         "limit_tokens_per_second": float(tokens / np.median(least)),

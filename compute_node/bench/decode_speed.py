@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from compute_node.bench.decode_limit import delivered_bytes
 from compute_node.bench.dense_view import DenseView
 from compute_node.bench.drawn_hints import MEASURED, DrawnHints
 from compute_node.bench.drive_probe import DriveProbe
@@ -179,12 +180,8 @@ def _prefetched(source: ArenaSource) -> int:
 
 
 def _figures(turns: list[dict[str, Any]], record: int, tokens: int) -> dict[str, Any]:
-    """Medians over turns. A drive had to deliver what missed, what joined a read, and what was read ahead and used."""
-    read = [
-        (record * (turn["outcomes"]["miss"] + turn["outcomes"]["joined"]) + turn["prefetched_bytes_used"])
-        / turn["seconds"]
-        for turn in turns
-    ]
+    """Medians over turns."""
+    read = [delivered_bytes(turn, record) / turn["seconds"] for turn in turns]
     asked = sum(sum(turn["outcomes"].values()) for turn in turns)
     hits = sum(turn["outcomes"]["hit"] for turn in turns)
     return {

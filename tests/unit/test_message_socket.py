@@ -177,28 +177,30 @@ def test_a_hint_never_waits_for_a_daemon_that_does_not_read(node):
     assert messages.sent > 1
 
 
+def told_as_the_stream_ends(messages, link, why):
+    """What somebody hears who asks while the stream ends."""
+    ending = threading.Timer(0.05, link.end, [why])
+    ending.start()
+    messages.send(acquire(1))
+    answer = messages.take(20.0)
+    ending.join()
+    return answer
+
+
 @pytest.mark.parametrize("waits_for", ["an answer", "the daemon to read"])
 def test_the_end_of_the_stream_wakes_who(node, waits_for):
     messages, link, _ = node
     why = DaemonUnavailable("it went away")
     if waits_for == "the daemon to read":
         test_a_hint_never_waits_for_a_daemon_that_does_not_read(node)
-    ending = threading.Timer(0.05, link.end, [why])
-    ending.start()
-    messages.send(acquire(1))
-    assert messages.take(20.0) is why
-    ending.join()
+    assert told_as_the_stream_ends(messages, link, why) is why
 
 
 def test_the_socket_that_ends_first_waits_for_what_the_stream_says(node):
     messages, link, daemon = node
     why = LimitExceeded("too much")
     daemon.shutdown(socket.SHUT_RDWR)
-    ending = threading.Timer(0.05, link.end, [why])
-    ending.start()
-    messages.send(acquire(1))
-    assert messages.take(20.0) is why
-    ending.join()
+    assert told_as_the_stream_ends(messages, link, why) is why
 
 
 def test_packets_that_are_no_messages_end_the_session(node):
