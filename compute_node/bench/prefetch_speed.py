@@ -46,8 +46,10 @@ __all__ = ["CASES", "check_cases", "in_memory", "measure_speed", "spare_core"]
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory in memory is wanted, and the files lie in a new folder
 _SPARE: Final = 2
 """Memory must have room for so many times what the bench puts there."""
-_SETTLING: Final = 4
-"""Runs with hints before it counts, in which throttles find their level."""
+_SETTLING: Final = 8
+"""Runs with hints before it counts, in which throttles find their level: they try others often at first."""
+_PACING: Final = 2
+"""Runs that find what a node computes and lacks at a drive's pace."""
 _NUMERICS: Final = "fast"
 _CALL_SECONDS: Final = 30.0
 _RESIDENT: Final = "everything resident"
@@ -58,7 +60,8 @@ class _Case:
     """How hard it is made for prefetch.
 
     Attributes:
-        ratio: seconds in which the drive reads a token's misses over those in which the node computes the token.
+        ratio: seconds in which the drive reads a token's misses over those in which the node computes the token, both
+            without hints.
         right: whether hints are right as often as measured, or never.
     """
 
@@ -88,6 +91,10 @@ class _Run:
     compute: float
     missed: float
     logits: str
+
+    def rate(self, record: int, ratio: float) -> float:
+        """Bytes per second at which reading what it missed takes `ratio` of what it computed."""
+        return max(0.01, self.missed) * record / (ratio * self.compute)
 
 
 class _Bench:
@@ -231,20 +238,23 @@ def measure_speed(
     def bench(stack: ExitStack, share: str, rate: float | None) -> _Bench:
         return _Bench(stack, view, folder, routes, arena=share, rate=rate, threads=threads)
 
-    tell("what a token computes with all experts in RAM, and what it misses otherwise")
+    tell("what a token computes with all experts in RAM, and what it computes and misses otherwise")
     with ExitStack() as stack:
         resident = bench(stack, "100%", None)
         computing = [resident.run(None) for _ in range(3)][1:]
     with ExitStack() as stack:
         missing = bench(stack, arena, None)
-        missed = max(0.01, [missing.run(None) for _ in range(2)][-1].missed)
+        unbounded = _typical(missing)
         possible = max(missing.reading_rate() for _ in range(2))
-    compute = min(run.seconds for run in computing)
     found: dict[str, dict[str, Any]] = {}
     for name in cases:
         case = CASES[name]
         tell(f"reads take {name} of compute" if name in _GAINS else name)
-        rate = missed * sizes.slot_bytes / (case.ratio * compute)
+        rate = unbounded.rate(sizes.slot_bytes, case.ratio)
+        if name != _RESIDENT:
+            # A node that waits longer computes longer, too: its core falls asleep, its caches are somebody else's.
+            with ExitStack() as stack:
+                rate = _typical(bench(stack, arena, rate)).rate(sizes.slot_bytes, case.ratio)
         with ExitStack() as stack:
             part = bench(stack, "100%" if name == _RESIDENT else arena, rate)
             hints = DrawnHints(
@@ -255,7 +265,7 @@ def measure_speed(
                 foreseen,
                 right=case.right,
                 throttle=Throttle(),
-                lead_seconds=2 * (1 + case.ratio) * compute / len(layers),
+                lead_seconds=2 * (1 + case.ratio) * unbounded.compute / len(layers),
             )
             found[name] = _compare(part, hints, rate, sizes.slot_bytes, rounds)
     digests = {run for case in found.values() for run in case["logits"]} | {run.logits for run in computing}
@@ -268,8 +278,9 @@ def measure_speed(
         "worst_case_ratio": min(costs) if costs else None,
         "identical": True,
         "cases": found,
-        "compute_seconds_per_token": compute,
-        "misses_per_token": missed,
+        "resident_seconds_per_token": min(run.seconds for run in computing),
+        "compute_seconds_per_token": unbounded.compute,
+        "misses_per_token": unbounded.missed,
         "tokens": tokens,
         "rounds": rounds,
         "threads": resident.model.threads,
@@ -279,6 +290,11 @@ def measure_speed(
         "too_slow": [name for name, case in found.items() if case["bytes_per_second"] > possible],
         "void": any(case["void"] for case in found.values()),
     }
+
+
+def _typical(bench: _Bench) -> _Run:
+    """A run without hints, when RAM holds what it holds from then on."""
+    return [bench.run(None) for _ in range(_PACING)][-1]
 
 
 def _compare(bench: _Bench, hints: DrawnHints, rate: float, record: int, rounds: int) -> dict[str, Any]:

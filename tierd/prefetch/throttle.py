@@ -12,7 +12,7 @@ import numpy as np
 
 __all__ = ["LEAST_PROBABILITY", "SECOND_WINDOW", "Throttle"]
 
-LEAST_PROBABILITY: Final = (2.0, 0.6, 0.3, 0.1)
+LEAST_PROBABILITY: Final = (2.0, 0.6, 0.4, 0.25)
 """By level: probability that a guess must have; nothing has that of level 0."""
 
 _WINDOW: Final = 8
