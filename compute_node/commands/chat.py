@@ -9,6 +9,7 @@ import typer
 
 from compute_node.commands import options
 from compute_node.commands.far_options import FAR
+from tierd.client.own_daemon import early_daemon
 from tierd.option_tables import Given, with_options
 
 __all__ = ["chat", "register"]
@@ -36,7 +37,8 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows the commands."""
     settings = options.load_settings(config, given, seed=seed)
-    # The kernels take a second to import, which --help need not wait for.
-    from compute_node.commands.talking import talk  # noqa: PLC0415
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        # The kernels take a second to import, which --help need not wait for.
+        from compute_node.commands.talking import talk  # noqa: PLC0415
 
-    talk(store, settings, system=system, session=session)
+        talk(store, settings, daemon=daemon, system=system, session=session)

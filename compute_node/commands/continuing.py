@@ -17,6 +17,7 @@ from compute_node.engine.generate import Finished, GenerationParams
 from compute_node.engine.route_recorder import RouteRecorder
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import StoreView
 from tierd.errors import UsageError
 from tierd.terminal import show_hanging
@@ -30,6 +31,7 @@ def continue_text(
     text: str,
     stops: Sequence[str],
     *,
+    daemon: PrivateDaemon | None,
     ignore_eos: bool,
     as_json: bool,
     events: bool,
@@ -42,6 +44,7 @@ def continue_text(
         settings: of the node.
         text: to continue.
         stops: strings that end the answer.
+        daemon: that was begun for the store; see `open_store`.
         ignore_eos: go on after an end-of-text token.
         as_json: one object at the end instead of text.
         events: lines of JSON instead of text.
@@ -52,7 +55,7 @@ def continue_text(
     """
     params = generation_params(settings, stop=list(stops), ignore_eos=ignore_eos)
     console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="generate", console=console, check=_check) as opened:
+    with open_store(store, settings, name="generate", daemon=daemon, console=console, check=_check) as opened:
         if not (as_json or events):
             show_hanging(console, opened.headline(), indent=2, style="dim")
         recorder = None if trace is None else RouteRecorder(trace, opened.source.store.manifest.geometry)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from compute_node.commands import options
+from tierd.client.own_daemon import early_daemon
 from tierd.option_tables import Given, with_options
 
 __all__ = ["evaluate", "register"]
@@ -36,7 +37,8 @@ def evaluate(
 ) -> None:
     """Judge a store and its numerics: how well does the model predict a text?"""
     settings = options.load_settings(config, given)
-    # The kernels take seconds to import, which --help need not wait for.
-    from compute_node.commands.judging import judge_model  # noqa: PLC0415
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        # The kernels take seconds to import, which --help need not wait for.
+        from compute_node.commands.judging import judge_model  # noqa: PLC0415
 
-    judge_model(file, store, settings, overlap=overlap, choices=choices, as_json=as_json)
+        judge_model(file, store, settings, daemon=daemon, overlap=overlap, choices=choices, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from compute_node.commands import options
+from tierd.client.own_daemon import early_daemon
 from tierd.option_tables import Given, with_options
 
 __all__ = ["fit_predictor", "register"]
@@ -41,7 +42,8 @@ def fit_predictor(
     in the user's state directory, and every later run with --prefetch begins from it.
     """
     settings = options.load_settings(config, given)
-    # The kernels take seconds to import, which --help need not wait for.
-    from compute_node.commands.learning import learn_from  # noqa: PLC0415
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        # The kernels take seconds to import, which --help need not wait for.
+        from compute_node.commands.learning import learn_from  # noqa: PLC0415
 
-    learn_from(traces, store, settings, residency=residency, tokens=tokens, as_json=as_json)
+        learn_from(traces, store, settings, daemon=daemon, residency=residency, tokens=tokens, as_json=as_json)

@@ -10,6 +10,7 @@ import typer
 
 from compute_node.commands import options
 from compute_node.commands.far_options import FAR
+from tierd.client.own_daemon import early_daemon
 from tierd.errors import UsageError
 from tierd.option_tables import Given, with_options
 
@@ -48,10 +49,21 @@ def generate(
     settings = options.load_settings(config, given, seed=seed)
     stops = [options.unicode_text(item, option="--stop") for item in stop or []]
     text = _prompt(prompt, file)
-    # The kernels take a second to import, which --help need not wait for.
-    from compute_node.commands.continuing import continue_text  # noqa: PLC0415
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        # The kernels take a second to import, which --help need not wait for.
+        from compute_node.commands.continuing import continue_text  # noqa: PLC0415
 
-    continue_text(store, settings, text, stops, ignore_eos=ignore_eos, as_json=as_json, events=events, trace=trace)
+        continue_text(
+            store,
+            settings,
+            text,
+            stops,
+            daemon=daemon,
+            ignore_eos=ignore_eos,
+            as_json=as_json,
+            events=events,
+            trace=trace,
+        )
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:

@@ -15,6 +15,7 @@ from compute_node.commands.opening import Opened, open_store
 from compute_node.engine.likelihood import continuation_likelihood, text_likelihood
 from compute_node.settings import NodeSettings
 from compute_node.text.tokenizer import Tokenizer
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.errors import UsageError
 
 __all__ = ["judge_model"]
@@ -31,7 +32,14 @@ class _Question(BaseModel):
 
 
 def judge_model(
-    file: Path, store: str, settings: NodeSettings, *, overlap: int | None, choices: bool, as_json: bool
+    file: Path,
+    store: str,
+    settings: NodeSettings,
+    *,
+    daemon: PrivateDaemon | None,
+    overlap: int | None,
+    choices: bool,
+    as_json: bool,
 ) -> None:
     """Scores a file and prints what was found.
 
@@ -39,6 +47,7 @@ def judge_model(
         file: UTF-8 text; or, with `choices`, JSON lines of questions.
         store: as it was named.
         settings: of the node.
+        daemon: that was begun for the store; see `open_store`.
         overlap: tokens that a window repeats of the last; None: half of it.
         choices: the file holds questions.
         as_json: prints one JSON object instead of text.
@@ -49,7 +58,7 @@ def judge_model(
     text = _read(file)
     questions = _questions(file, text) if choices else []
     console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="eval", console=console) as opened:
+    with open_store(store, settings, name="eval", daemon=daemon, console=console) as opened:
         tokenizer = opened.tokenizer
         if tokenizer is None:
             raise UsageError(f"{store} has no tokenizer, which eval needs")

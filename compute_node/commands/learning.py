@@ -16,6 +16,7 @@ from compute_node.engine.model import Model
 from compute_node.prediction.fitting import fit_guesses
 from compute_node.prediction.table_file import PREDICTOR, TableFile
 from compute_node.settings import NodeSettings
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.errors import TierdError, UsageError
 from tierd.policy.trace import load_trace
 from tierd.state import state_directory
@@ -27,7 +28,14 @@ _LEAST_TOKENS: Final = 8
 
 
 def learn_from(
-    traces: list[Path], store: str, settings: NodeSettings, *, residency: float, tokens: int, as_json: bool
+    traces: list[Path],
+    store: str,
+    settings: NodeSettings,
+    *,
+    daemon: PrivateDaemon | None,
+    residency: float,
+    tokens: int,
+    as_json: bool,
 ) -> None:
     """Fits, keeps what foresees more than learning online, and prints what was found.
 
@@ -35,6 +43,7 @@ def learn_from(
         traces: recorded runs.
         store: as it was named.
         settings: of the node.
+        daemon: that was begun for the store; see `open_store`.
         residency: share of the experts taken to be in RAM.
         tokens: most tokens to learn from.
         as_json: prints one JSON object instead of text.
@@ -43,7 +52,7 @@ def learn_from(
         UsageError: traces of another model, or too few texts; TierdError of the store, or if nothing can be saved.
     """
     console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="fit-predictor", console=console) as opened:
+    with open_store(store, settings, name="fit-predictor", daemon=daemon, console=console) as opened:
         if not isinstance(opened.model, Model):
             raise UsageError("this model's engine does not look ahead, so there is nothing to fit")
         fit = fit_guesses(

@@ -25,6 +25,7 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.daemon_stats import DaemonStats, fetch_stats
 from tierd.client.loop_thread import LoopThread
 from tierd.client.open import open_source
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import ExpertSource, StoreView
 from tierd.errors import TierdError
 from tierd.profiles import load_profile
@@ -72,6 +73,7 @@ def open_store(
     *,
     name: str,
     serving: bool = False,
+    daemon: PrivateDaemon | None = None,
     console: Console | None = None,
     check: Callable[[StoreView, Tokenizer | None], None] | None = None,
 ) -> Iterator[Opened]:
@@ -82,6 +84,7 @@ def open_store(
         settings: numerics, threads, context, arena, in-process, and how far daemons are reached.
         name: of this node, for the daemon's logs.
         serving: the model has a place for as many sequences as may run at once, instead of one.
+        daemon: of `early_daemon`, for this store and these settings; None: what a directory needs is started here.
         console: shows on a terminal that something is being loaded.
         check: refuses a store that the command has no use for, before its weights are loaded.
 
@@ -99,6 +102,7 @@ def open_store(
         patience=settings.patience,
         messages=settings.messages,
         far=far_options(settings),
+        daemon=daemon,
         name=name,
         numerics=named_numerics(settings.numerics),
         kernel_path=path,

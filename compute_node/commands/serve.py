@@ -15,13 +15,16 @@ from rich.console import Console
 from compute_node.commands import options
 from compute_node.commands.far_options import FAR
 from compute_node.server.settings import ApiSettings
+from tierd.client.own_daemon import early_daemon
 from tierd.option_tables import Given, OptionTable, with_options
 from tierd.stopping import stopped_by_signals
 from tierd.terminal import show_hanging
 
 if TYPE_CHECKING:
     from compute_node.commands.api_server import Served
+    from compute_node.settings import NodeSettings
     from tierd.client.loop_thread import LoopThread
+    from tierd.client.private_daemon import PrivateDaemon
 
 __all__ = ["API", "ENGINE", "register", "serve"]
 
@@ -141,6 +144,12 @@ def serve(
     """
     api = ApiSettings.load(config=config, table="api", flags=clients)
     settings = options.load_settings(config, given)
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        _serve(store, settings, api, daemon)
+
+
+def _serve(store: str, settings: NodeSettings, api: ApiSettings, daemon: PrivateDaemon | None) -> None:
+    """Until a signal comes."""
     # The kernels and the server's libraries take a second and a half to import, which --help need not wait for.
     from compute_node.commands.api_server import check_address, serving  # noqa: PLC0415
     from compute_node.commands.opening import open_store  # noqa: PLC0415
@@ -151,7 +160,7 @@ def serve(
     console = Console(stderr=True, highlight=False)
     loop, stopped = LoopThread.shared(), threading.Event()
     with (
-        open_store(store, settings, name="serve", serving=True, console=console) as opened,
+        open_store(store, settings, name="serve", serving=True, daemon=daemon, console=console) as opened,
         serving(opened, store, settings, api, loop.loop) as served,
         stopped_by_signals(stopped.set),
     ):

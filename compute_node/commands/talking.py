@@ -18,6 +18,7 @@ from compute_node.commands.typing_ahead import unechoed
 from compute_node.settings import NodeSettings
 from compute_node.text.chat_template import ChatTemplate
 from compute_node.text.tokenizer import Tokenizer
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.source import StoreView
 from tierd.errors import UsageError
 from tierd.terminal import show_hanging
@@ -33,12 +34,15 @@ _HELP = """\
   Ctrl-C stops an answer."""
 
 
-def talk(store: str, settings: NodeSettings, *, system: str | None, session: Path | None) -> None:
+def talk(
+    store: str, settings: NodeSettings, *, daemon: PrivateDaemon | None, system: str | None, session: Path | None
+) -> None:
     """Talks until the end of input or /quit.
 
     Args:
         store: as it was named.
         settings: of the node.
+        daemon: that was begun for the store; see `open_store`.
         system: message that the conversation begins with; None: none.
         session: file that keeps the conversation; None: none.
 
@@ -52,7 +56,7 @@ def talk(store: str, settings: NodeSettings, *, system: str | None, session: Pat
     def check(view: StoreView, tokenizer: Tokenizer | None) -> None:
         templates.append(_template(view, tokenizer))
 
-    with open_store(store, settings, name="chat", console=console, check=check) as opened:
+    with open_store(store, settings, name="chat", daemon=daemon, console=console, check=check) as opened:
         assert opened.tokenizer is not None
         kept = None if session is None else SessionFile(session, opened.source.store.fingerprint)
         conversation = Conversation(opened, opened.tokenizer, templates[0], params, system=system, session=kept)

@@ -10,6 +10,7 @@ import typer
 from compute_node.commands import options
 from compute_node.commands.far_options import TlsCa, TlsName
 from compute_node.settings import WorkerSettings
+from tierd.client.own_daemon import early_daemon
 from tierd.errors import UsageError
 from tierd.option_tables import Given, OptionTable, with_options
 
@@ -66,7 +67,8 @@ def worker(
     settings = WorkerSettings.load(config=config, table="worker", flags=given)
     if not settings.listen:
         raise UsageError("a worker needs an address", hint="Such as --listen 127.0.0.1:9470.")
-    # The kernels take a second to import, which --help need not wait for.
-    from compute_node.commands.working import run_worker  # noqa: PLC0415
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        # The kernels take a second to import, which --help need not wait for.
+        from compute_node.commands.working import run_worker  # noqa: PLC0415
 
-    run_worker(store, settings)
+        run_worker(store, settings, daemon)

@@ -14,18 +14,20 @@ from compute_node.worker.worker import Worker
 from tierd.access import Access
 from tierd.addresses import parse_address
 from tierd.client.open import FarOptions, open_source
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.listening import Protection
 from tierd.stopping import stopped_by_signals
 
 __all__ = ["run_worker"]
 
 
-def run_worker(store: str, settings: WorkerSettings) -> None:
+def run_worker(store: str, settings: WorkerSettings, daemon: PrivateDaemon | None) -> None:
     """Computes for nodes until a signal comes.
 
     Args:
         store: as it was named.
         settings: of the worker, with an address to listen on.
+        daemon: that was begun for the store; see `open_source`.
 
     Raises:
         UsageError: an address that cannot be used; TierdError of the store or the daemon.
@@ -49,6 +51,7 @@ def run_worker(store: str, settings: WorkerSettings) -> None:
         arena=settings.arena,
         patience=settings.patience,
         far=FarOptions(access=Access(ca=settings.tls_ca, token_file=settings.token_file, name=settings.tls_name)),
+        daemon=daemon,
         tell=_say,
     )
     with (

@@ -13,6 +13,7 @@ from tierd.client.arena_source import ArenaSource
 from tierd.client.far import FarOptions, open_far
 from tierd.client.in_process import InProcess
 from tierd.client.loop_thread import LoopThread
+from tierd.client.own_daemon import begin_daemon
 from tierd.client.private_daemon import PrivateDaemon
 from tierd.client.remote_store import RemoteStore
 from tierd.client.source import ExpertSource
@@ -34,6 +35,7 @@ def open_source(
     patience: float = 60.0,
     messages: bool = False,
     far: FarOptions | None = None,
+    daemon: PrivateDaemon | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> ExpertSource:
     """The experts of STORE.
@@ -51,6 +53,7 @@ def open_source(
         patience: seconds to wait for a daemon that went away.
         messages: ask the daemon for every expert, instead of using those in its arena without a message.
         far: for daemons of other hosts.
+        daemon: of `early_daemon`, for this directory and arena; None: what a directory needs is started here.
         tell: takes lines for people; the default prints them on stderr.
 
     Raises:
@@ -74,7 +77,7 @@ def open_source(
             return InProcess(
                 opened, budget=None if arena is None else parse_share(arena, whole=whole, option="--arena")
             )
-        return _open_directory(directory, opened, arena, node)
+        return _open_directory(directory, opened, arena, node, daemon)
     if not store.startswith("@") and ":" not in store:
         raise UsageError(
             f"STORE: {store} is no directory", hint="Name a store's directory, unix:PATH, or HOST:PORT of a daemon."
@@ -115,11 +118,13 @@ class _Node(TypedDict):
     tell: Callable[[str], None]
 
 
-def _open_directory(directory: Path, store: ExpertStore, arena: str | None, node: _Node) -> ArenaSource:
+def _open_directory(
+    directory: Path, store: ExpertStore, arena: str | None, node: _Node, daemon: PrivateDaemon | None
+) -> ArenaSource:
     """From the daemon that serves the directory already, unless an arena is asked for; else from one of our own."""
     address = default_socket(directory)
     if address.path is not None and address.path.exists():
-        if arena is None:
+        if arena is None and daemon is None:
             # Another store of that name, a daemon of somebody else, a socket that was left behind: not this one.
             with contextlib.suppress(TierdError):
                 source = ArenaSource(address, store, **node)
@@ -127,11 +132,12 @@ def _open_directory(directory: Path, store: ExpertStore, arena: str | None, node
                     f"tierd at {address} serves this store: its memory is used (--arena starts another daemon)"
                 )
                 return source
-        else:
+        elif arena is not None:
             node["tell"](f"--arena starts a daemon of its own, beside tierd at {address}")
-    options = ["--http", "off", "--log-level", "warning"]
-    daemon = PrivateDaemon(directory, *options, *([] if arena is None else ["--arena", arena]))
+    if daemon is None:
+        daemon = begin_daemon(directory, arena)
     try:
+        daemon.wait_until_up()
         return _OwnDaemonSource(daemon, store, node)
     except BaseException:
         daemon.stop()

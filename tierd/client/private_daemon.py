@@ -30,29 +30,31 @@ class PrivateDaemon:
     Args:
         store: directory of a store.
         options: further options of `tierd serve`.
+        wait: until it serves; otherwise `wait_until_up` must be called before anybody connects.
 
     Raises:
         UsageError: the daemon refused the store or an option; its message is passed on.
         DaemonUnavailable: it did not start.
     """
 
-    def __init__(self, store: Path, *options: str) -> None:
+    def __init__(self, store: Path, *options: str, wait: bool = True) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tierd-"))
         self.address = Address(path=self._folder / f"{secrets.token_hex(4)}.sock")
         self._log = self._folder / "daemon.log"
         command = [sys.executable, "-m", "tierd", "serve", str(store), "--listen", str(self.address), *options]
         command.append("--stop-at-eof")
-        with self._log.open("wb") as log:
-            # A group of its own: Ctrl-C in the terminal must end the answer, not the daemon under it.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-            )
-        atexit.register(self.stop)
         try:
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
+            with self._log.open("wb") as log:
+                # A group of its own: Ctrl-C in the terminal must end the answer, not the daemon under it.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                )
+        except BaseException:  # Ctrl-C as well: a child that was made already ends with its pipe
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        atexit.register(self.stop)
+        if wait:
+            self.wait_until_up()
 
     @property
     def pid(self) -> int:
@@ -83,6 +85,19 @@ class PrivateDaemon:
                 self._process.wait()
         atexit.unregister(self.stop)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait_until_up(self) -> None:
+        """Return when it serves; harmless when it does already. A daemon that cannot is stopped.
+
+        Raises:
+            UsageError: it refused the store or an option; its message is passed on.
+            DaemonUnavailable: it ended, or did not serve within a bound.
+        """
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
