@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import numpy as np
@@ -167,6 +167,10 @@ class ObservedPolicy:
     def used(self, expert: int) -> None:
         """Pass on."""
         self.observed.used(expert)
+
+    def used_many(self, experts: Iterable[int]) -> None:
+        """Pass on."""
+        self.observed.used_many(experts)
 
     def removed(self, expert: int) -> None:
         """Pass on, and forget."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,10 @@ class WatchedPolicy:
     def used(self, expert: int) -> None:
         """Pass on."""
         self._policy.used(expert)
+
+    def used_many(self, experts: Iterable[int]) -> None:
+        """Pass on."""
+        self._policy.used_many(experts)
 
     def removed(self, expert: int) -> None:
         """Pass on; tell if it was chosen to leave. A read that failed or was taken back is no eviction."""

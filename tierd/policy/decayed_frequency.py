@@ -5,16 +5,17 @@ The idea is that of LRFU (Lee et al., IEEE Transactions on Computers 50(12), 200
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import log2
+from array import array
+from collections.abc import Callable, Iterable
+from math import inf, log2
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import UsageError
-from tierd.policy.keep_heap import KeepHeap
 from tierd.policy.residents import ResidentPolicy
+from tierd.policy.rising_heap import RisingHeap
 
 __all__ = ["DEFAULT_HALF_LIFE", "DecayedFrequency"]
 
@@ -40,8 +41,9 @@ class DecayedFrequency(ResidentPolicy[None]):
         self.half_life = half_life
         self._now = 0.0  # steps begun, by all sessions, in half-lives
         self._steps: dict[int, int] = {}
-        self._weights: dict[int, float] = {}  # expert -> log2 of its sum, as if all uses were moved to step 0
-        self._heap = KeepHeap()
+        self._weights = array("d")  # by expert: log2 of its sum, as if all uses were moved to step 0
+        self._set_at = array("d")  # by expert: when its keep-value was set last
+        self._heap = RisingHeap(self._value)
 
     @property
     def moves(self) -> int:
@@ -62,6 +64,7 @@ class DecayedFrequency(ResidentPolicy[None]):
     def recall(self, rates: NDArray[np.float64]) -> None:
         """Begin with rates of earlier runs, uses per step, float64 [experts]; they age like uses of this moment."""
         steady = 1 - 2 ** (-1 / self.half_life)  # a steady use per step sums to the inverse of this
+        self._make_place(len(rates) - 1)
         for expert in np.flatnonzero(rates > 0).tolist():
             self._weights[expert] = self._now + log2(rates[expert] / steady)
 
@@ -71,21 +74,41 @@ class DecayedFrequency(ResidentPolicy[None]):
 
     def worth(self, expert: int) -> float:
         """Uses per step: the rate at which steady uses would have the same keep-value."""
-        return float(2 ** (self._keep_value(expert) - self._now) * (1 - 2 ** (-1 / self.half_life)))
+        return float(2 ** (self._keep_value(expert, self._now) - self._now) * (1 - 2 ** (-1 / self.half_life)))
 
-    def _keep_value(self, expert: int) -> float:
-        return self._weights.get(expert, float("-inf"))
+    def used_many(self, experts: Iterable[int]) -> None:
+        """See `EvictionPolicy`."""
+        resident, weights, set_at, rose, now = self._resident, self._weights, self._set_at, self._heap.rose, self._now
+        for expert in experts:
+            if expert not in resident:
+                raise self._not_used(expert)
+            weights[expert] = now + log2(1 + 2 ** max(weights[expert] - now, -1000.0))
+            set_at[expert] = now
+            rose(expert)
+
+    def _value(self, expert: int) -> float:
+        return self._keep_value(expert, self._set_at[expert])
+
+    def _keep_value(self, expert: int, at: float) -> float:
+        """As it was or would be set at a time."""
+        del at
+        return self._weights[expert] if expert < len(self._weights) else -inf
 
     def _enter(self, expert: int) -> None:
-        self._heap.put(expert, self._keep_value(expert))
+        self._make_place(expert)
+        self._set_at[expert] = self._now
+        self._heap.enter(expert, self._weights[expert])
 
     def _use(self, expert: int) -> None:
-        weight = self._weights.get(expert)
-        self._weights[expert] = (
-            self._now if weight is None else self._now + log2(1 + 2 ** max(weight - self._now, -1000.0))
-        )
-        self._heap.put(expert, self._keep_value(expert))
+        self.used_many((expert,))
 
     def _leave(self, expert: int, mark: None) -> None:
         del mark
         self._heap.drop(expert)
+
+    def _make_place(self, expert: int) -> None:
+        more = expert + 1 - len(self._weights)
+        if more > 0:
+            more += len(self._weights) // 2
+            self._weights.extend([-inf] * more)
+            self._set_at.extend([0.0] * more)

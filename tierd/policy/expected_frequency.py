@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.differing import CHUNK, differing
 from tierd.policy.decayed_frequency import DEFAULT_HALF_LIFE, DecayedFrequency
 
 __all__ = ["ExpectedFrequency"]
@@ -35,22 +36,12 @@ class ExpectedFrequency(DecayedFrequency):
         super().__init__(half_life)
         # A steady use once per step sums to 1 / (1 - 2^(-1/half_life)); an expectation is scaled up to that.
         self._scale = weight / 255 / (1 - 2 ** (-1 / half_life))
-        self._by_session: dict[int, NDArray[np.uint8]] = {}
-        self._total = np.zeros(0, np.int32)
+        self._by_session: dict[int, bytes] = {}
+        self._total: list[int] = []  # by expert: what all sessions expect of it, in 255ths
 
     def expected(self, session: int, expectation: NDArray[np.uint8]) -> None:
         """Takes the session's new expectation in place of its last one."""
-        size = len(expectation)
-        last = self._by_session.get(session)
-        if last is None or len(last) != size:
-            self.ended_expectation(session)
-            last = self._by_session[session] = np.zeros(size, np.uint8)
-            if len(self._total) < size:
-                self._total = np.concatenate([self._total, np.zeros(size - len(self._total), np.int32)])
-        changed = np.flatnonzero(last != expectation)
-        self._total[changed] += expectation[changed].astype(np.int32) - last[changed]
-        last[changed] = expectation[changed]
-        self._value_anew(changed)
+        self._expect(session, expectation.tobytes())
 
     def ended(self, session: int) -> None:
         """What the session expected is not expected any more."""
@@ -59,19 +50,33 @@ class ExpectedFrequency(DecayedFrequency):
 
     def ended_expectation(self, session: int) -> None:
         """The session expects nothing until it says so."""
-        last = self._by_session.pop(session, None)
-        if last is not None:
-            self._total[: len(last)] -= last
-            self._value_anew(np.flatnonzero(last))
+        self._expect(session, bytes(len(self._by_session.get(session, b""))))
+        self._by_session.pop(session, None)
 
-    def _value_anew(self, changed: NDArray[np.intp]) -> None:
-        for expert in changed.tolist():
-            if expert in self._resident:
-                self._heap.put(expert, self._keep_value(expert))
+    def _expect(self, session: int, expectation: bytes) -> None:
+        last, size = self._by_session.get(session), len(expectation)
+        if last is None or len(last) != size:
+            if last is not None:
+                self.ended_expectation(session)
+            last = bytes(size)
+            self._total.extend([0] * (size - len(self._total)))
+        self._by_session[session] = expectation
+        total, resident, heap, weights, now = self._total, self._resident, self._heap, self._weights, self._now
+        for begin in differing(expectation, last):
+            new, old = expectation[begin : begin + CHUNK], last[begin : begin + CHUNK]
+            for expert, (here, before) in enumerate(zip(new, old, strict=True), begin):
+                if here != before:
+                    total[expert] += here - before
+                    if expert in resident:
+                        self._set_at[expert] = now
+                        if here < before:
+                            heap.fell(expert, weights[expert])
+                        else:
+                            heap.rose(expert)
 
-    def _keep_value(self, expert: int) -> float:
-        weight = super()._keep_value(expert)
-        expected = int(self._total[expert]) if expert < len(self._total) else 0
+    def _keep_value(self, expert: int, at: float) -> float:
+        weight = super()._keep_value(expert, at)
+        expected = self._total[expert] if expert < len(self._total) else 0
         if expected == 0:
             return weight
-        return self._now + log2(self._scale * expected + 2 ** max(weight - self._now, -1000.0))
+        return at + log2(self._scale * expected + 2 ** max(weight - at, -1000.0))

@@ -86,6 +86,11 @@ class PinnedPolicy:
         if expert not in self._held:
             self._policy.used(expert)
 
+    def used_many(self, experts: Iterable[int]) -> None:
+        """Pass on those that are not held."""
+        held = self._held
+        self._policy.used_many([expert for expert in experts if expert not in held] if held else experts)
+
     def removed(self, expert: int) -> None:
         """It has left, pinned or not."""
         if expert in self._held:

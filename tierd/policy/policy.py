@@ -6,7 +6,7 @@ order, so that the daemon, a replayed trace and a test run the very same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -47,6 +47,9 @@ class EvictionPolicy(Protocol):
 
     def used(self, expert: int) -> None:
         """A router chose the resident `expert`."""
+
+    def used_many(self, experts: Iterable[int]) -> None:
+        """Routers chose these resident experts, in this order: `used` for each of them."""
 
     def removed(self, expert: int) -> None:
         """`expert` left, by eviction or otherwise. Removing an absent expert is an error of the caller."""

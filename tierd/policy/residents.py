@@ -52,8 +52,13 @@ class ResidentPolicy(ABC, Generic[T]):
     def used(self, expert: int) -> None:
         """A router chose `expert`; UsageError if it is not resident."""
         if expert not in self._resident:
-            raise UsageError(f"expert {expert} is not resident and cannot be used")
+            raise self._not_used(expert)
         self._use(expert)
+
+    def used_many(self, experts: Iterable[int]) -> None:
+        """Routers chose these, one after the other; UsageError if one of them is not resident."""
+        for expert in experts:
+            self.used(expert)
 
     def removed(self, expert: int) -> None:
         """`expert` left; UsageError if it is not resident."""
@@ -65,6 +70,10 @@ class ResidentPolicy(ABC, Generic[T]):
         """This policy has an order, and no measure that could be compared with a probability."""
         del expert
         return None
+
+    @staticmethod
+    def _not_used(expert: int) -> UsageError:
+        return UsageError(f"expert {expert} is not resident and cannot be used")
 
     @abstractmethod
     def victim(self, evictable: Callable[[int], bool]) -> int | None:

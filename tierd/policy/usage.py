@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,8 +50,14 @@ class UsageCounts:
 
     def used(self, expert: int) -> None:
         """A router chose `expert` in this step."""
-        self._weights[expert] += self._scale
-        self.changes += 1
+        self.used_many((expert,))
+
+    def used_many(self, experts: Collection[int]) -> None:
+        """Routers chose these in this step."""
+        weights, scale = self._weights, self._scale
+        for expert in experts:
+            weights[expert] += scale
+        self.changes += len(experts)
 
     def values(self) -> NDArray[np.float64]:
         """Decayed uses as of now, float64 [experts]."""
@@ -124,6 +130,12 @@ class RecordedPolicy:
         """Count it."""
         self.counts.used(expert)
         self._policy.used(expert)
+
+    def used_many(self, experts: Iterable[int]) -> None:
+        """Count them."""
+        experts = list(experts)
+        self.counts.used_many(experts)
+        self._policy.used_many(experts)
 
     def removed(self, expert: int) -> None:
         """Pass on."""
