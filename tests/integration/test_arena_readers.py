@@ -205,7 +205,8 @@ async def read_among_churn(folder, shard):
 
             for n in (0, 2):
                 assert (await nodes.line(n)).split()[0] == str(KEPT).encode()
-                assert nodes.blocks[n].take_uses().decode.sum() == KEPT, "the daemon counts what the node counted"
+                uses = nodes.blocks[n].take_uses()
+                assert sum(use.decode for use in uses) == KEPT, "the daemon counts what the node counted"
                 nodes.processes[n].stdin.write(b"\n")
                 assert await nodes.processes[n].wait() == 0
             assert {await asyncio.wait_for(nodes.gone.get(), 60) for _ in range(2)} == {0, 2}

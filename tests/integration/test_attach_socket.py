@@ -96,7 +96,7 @@ async def test_a_token_becomes_shared_memory_in_both_directions(tmp_path):
         assert bytes(node.payload.view(node.slot_address(1) - node.payload.address, 5)) == b"bytes"
         node.block.note_use(39, 4)
         node.block.begin_step(4)
-        assert (daemon.block.take_uses().experts.tolist(), daemon.block.step()) == ([39], 4)
+        assert ([use.expert for use in daemon.block.take_uses()], daemon.block.step()) == ([39], 4)
         daemon.messages.send(b"message")
         assert os.read(node.message_fd, 100) == b"message"
         assert node.alive()

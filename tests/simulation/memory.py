@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tierd.arena.arena import Arena
 from tierd.arena.memory import SharedPayload
-from tierd.arena.session_block import NewUses
+from tierd.arena.session_block import NewUse
 from tierd.arena.table import ABSENT, ResidencyTable
 from tierd.policy.policy import EvictionPolicy
 
@@ -104,7 +104,7 @@ class PlainSessions:
             self._counted[session_id] = block.copy()
             yield session_id, prefill, decode
 
-    def new_uses(self, asking: int | None) -> Iterator[tuple[int, NewUses]]:
+    def new_uses(self, asking: int | None) -> Iterator[tuple[int, list[NewUse]]]:
         """See `SessionMemory.new_uses`; here all are looked at each time."""
         del asking
         for session_id, block in self._blocks.items():
@@ -113,7 +113,8 @@ class PlainSessions:
             steps = self._steps[session_id]
             experts = np.flatnonzero(rise.any(axis=0))
             experts = experts[np.argsort(steps[experts], kind="stable")]
-            yield session_id, NewUses(experts, steps[experts], rise[0, experts], rise[1, experts])
+            columns = (experts, steps[experts], rise[0, experts], rise[1, experts])
+            yield session_id, [NewUse(*use) for use in zip(*(c.tolist() for c in columns), strict=True)]
 
     def in_use(self, flat: int) -> bool:
         """See `SessionMemory.in_use`."""

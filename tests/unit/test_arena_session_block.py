@@ -35,7 +35,7 @@ def test_the_daemon_reads_what_the_node_notes(reader, block):
     block.expect[4] = 200
     assert reader.step() == 7
     assert reader.uses().tolist() == [[0] * ENTRIES, [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]]
-    assert reader.take_uses().steps.tolist() == [7, 7]
+    assert [use.step for use in reader.take_uses()] == [7, 7]
     assert reader.expect()[4] == 200
     assert reader.refused == 0
 
@@ -52,10 +52,8 @@ def test_uses_are_taken_once(reader, block):
     block.note_use(5, 1, PREFILL)
     block.note_use(5, 2, DECODE)
     block.begin_step(2)
-    experts, steps, prefill, decode = reader.take_uses()
-    assert (experts.tolist(), steps.tolist()) == ([2, 5], [1, 2])
-    assert (prefill.tolist(), decode.tolist()) == ([0, 1], [1, 1])
-    assert reader.take_uses().experts.size == 0
+    assert reader.take_uses() == [(2, 1, 0, 1), (5, 2, 1, 1)]
+    assert reader.take_uses() == []
     assert reader.count_uses() == (1, 2), "apart from what was taken"
     assert reader.count_uses() == (0, 0)
 
@@ -65,20 +63,21 @@ def test_uses_come_in_the_order_of_their_steps_and_within_a_step_in_that_of_the_
     for expert, step in steps.items():
         block.note_use(expert, step)
     block.begin_step(2**32 + 1)
-    new = reader.take_uses()
-    assert new.experts.tolist() == [3, 7, 1, 0, 9]
-    assert new.steps.tolist() == [2**32 - 1, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 1]
+    assert [(use.expert, use.step) for use in reader.take_uses()] == [
+        *((3, 2**32 - 1), (7, 2**32 - 1)),
+        (1, 2**32),
+        *((0, 2**32 + 1), (9, 2**32 + 1)),
+    ]
     # A last use in the future is nonsense, and taken for one in this step.
     block.note_use(2, 2**32)
     block.note_use(1, 2**32 + 77)
-    new = reader.take_uses()
-    assert (new.experts.tolist(), new.steps.tolist()) == ([2, 1], [2**32, 2**32 + 1])
+    assert [(use.expert, use.step) for use in reader.take_uses()] == [(2, 2**32), (1, 2**32 + 1)]
 
 
 def test_a_use_that_was_asked_for_is_noted_and_not_counted(reader, block):
     block.note_asked(4, 6)
     assert block.last_step[4] == 6
-    assert reader.take_uses().experts.size == 0
+    assert reader.take_uses() == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
@@ -89,10 +88,10 @@ def test_the_sum_of_what_is_taken_is_the_sum_of_uses_whenever_the_daemon_looks(r
     for n, expert in enumerate(uses):
         block.note_use(expert, n, n % 2)
         if n in looks:
-            new = reader.take_uses()
-            total[new.experts] += new.prefill + new.decode
-    new = reader.take_uses()
-    total[new.experts] += new.prefill + new.decode
+            for use in reader.take_uses():
+                total[use.expert] += use.prefill + use.decode
+    for use in reader.take_uses():
+        total[use.expert] += use.prefill + use.decode
     assert total.tolist() == np.bincount(uses, minlength=ENTRIES).tolist()
 
 
@@ -102,8 +101,7 @@ def test_counters_and_steps_wrap(reader, block):
     block.note_use(0, 2**32 + 5)
     block.note_use(0, 2**32 + 6)
     block.begin_step(2**32 + 6)
-    experts, steps, _, decode = reader.take_uses()
-    assert (experts.tolist(), steps.tolist(), decode.tolist()) == ([0], [2**32 + 6], [2])
+    assert reader.take_uses() == [(0, 2**32 + 6, 0, 2)]
 
 
 def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
@@ -115,8 +113,7 @@ def test_nonsense_in_the_block_is_ignored_and_counted(reader, block):
     assert reader.step() == 50
     block.note_use(1, 50)
     block.uses[PREFILL, 2] = 2**31
-    experts, _, _, decode = reader.take_uses()
-    assert (experts.tolist(), decode.tolist()) == ([1], [1])
+    assert reader.take_uses() == [(1, 50, 0, 1)]
     assert reader.refused == 4, "two steps and a counter, and the step again when uses were put in order"
 
 

@@ -31,7 +31,7 @@ def two(tmp_path):
 
 
 def seen(attacher, asking):
-    return [(session, new.experts.tolist()) for session, new in attacher.new_uses(asking)]
+    return [(session, [use.expert for use in new]) for session, new in attacher.new_uses(asking)]
 
 
 def test_the_session_that_asks_is_looked_at_each_time(two):

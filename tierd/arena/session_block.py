@@ -13,17 +13,20 @@ import fcntl
 import mmap
 import os
 import struct
+from array import array
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
+from tierd.differing import CHUNK, differing
 from tierd.errors import ArenaError, LimitExceeded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DECODE", "PREFILL", "NewUses", "SessionBlock", "SessionBlockReader", "session_memory"]
+__all__ = ["DECODE", "PREFILL", "NewUse", "SessionBlock", "SessionBlockReader", "session_memory"]
 
 _HEADER: Final = struct.Struct("<8s I I")
 _MAGIC: Final = b"TIERDSES"
@@ -43,20 +46,20 @@ DECODE: Final = 1
 _PHASES: Final = 2
 
 
-class NewUses(NamedTuple):
-    """What a node did without a message since the daemon looked last.
+class NewUse(NamedTuple):
+    """How a node used an expert without a message since the daemon looked last.
 
     Attributes:
-        experts: flat numbers in the order of their last uses, those of one step rising; int64[n].
-        steps: step of the last use of each, int64[n].
-        prefill: uses of each in prefill, int64[n].
-        decode: uses of each in decode, int64[n]. Their sum is at least 1.
+        expert: flat number.
+        step: of its last use.
+        prefill: uses in prefill.
+        decode: uses in decode. The sum of both is at least 1.
     """
 
-    experts: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    prefill: NDArray[np.int64]
-    decode: NDArray[np.int64]
+    expert: int
+    step: int
+    prefill: int
+    decode: int
 
 
 class _Layout(NamedTuple):
@@ -192,13 +195,14 @@ class SessionBlockReader:
         self.entries = entries
         self.refused = 0
         self._map = mapping
-        self._step: NDArray[np.uint64] = np.frombuffer(mapping, np.uint64, 1, _STEP_OFFSET)
         self._uses = _uses_in(mapping, entries)
-        self._last_step: NDArray[np.uint32] = np.frombuffer(mapping, np.uint32, entries, at.last_step)
         self._expect: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.expect)
-        self._in_use: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, entries, at.in_use)
-        self._taken = np.zeros(_PHASES * entries, dtype=np.uint32)
-        self._counted = self._taken.copy()
+        whole = memoryview(mapping)
+        self._step = whole[_STEP_OFFSET : _STEP_OFFSET + 8].cast("Q")
+        self._last_step = whole[at.last_step : at.last_step + 4 * entries].cast("I")
+        self._in_use = whole[at.in_use : at.in_use + entries]
+        self._counters = slice(at.uses, at.uses + _PHASES * 4 * entries)
+        self._taken = self._counted = bytes(_PHASES * 4 * entries)
         self._highest_step = 0
 
     @classmethod
@@ -225,7 +229,7 @@ class SessionBlockReader:
 
     def step(self) -> int:
         """The step that the node is in. It never goes back: a lower or absurd value is ignored and counted."""
-        step = int(self._step[0])
+        step = self._step[0]
         if self._highest_step <= step <= _MAX_STEP:
             self._highest_step = step
         else:
@@ -238,49 +242,50 @@ class SessionBlockReader:
 
     def count_uses(self) -> tuple[int, int]:
         """How many uses there were in prefill and in decode since the last call; absurd jumps count as none."""
-        places, rise, self._counted = self._rise(self._counted)
-        prefill = int(rise[places < self.entries].sum())
-        return prefill, int(rise.sum()) - prefill
+        rises, self._counted = self._rises(self._counted)
+        prefill = sum(rise for place, rise in rises if place < self.entries)
+        return prefill, sum(rise for _, rise in rises) - prefill
 
-    def take_uses(self) -> NewUses:
-        """Which experts were used since the last call, when and how often; apart from `count_uses`.
+    def take_uses(self) -> list[NewUse]:
+        """Which experts were used since the last call, in the order of their last uses; apart from `count_uses`.
 
-        A counter that jumped by 2**31 or more, or went back, counts as no use.
+        Those of one step are in the order of their numbers. A counter that jumped by 2**31 or more, or went back,
+        counts as no use.
         """
-        places, rise, self._taken = self._rise(self._taken)
-        if not places.size:
-            return NewUses(places, places, places, places)
-        first = PREFILL if places[0] < self.entries else DECODE
-        if first == DECODE or places[-1] < self.entries:
-            # Uses of one phase, as nearly always: each expert has one place.
-            experts = places - first * self.entries
-            uses = np.zeros((_PHASES, experts.size), np.int64)
-            uses[first] = rise
-        else:
-            experts, where = np.unique(places % self.entries, return_inverse=True)
-            uses = np.zeros((_PHASES, experts.size), np.int64)
-            uses[places // self.entries, where] = rise
+        rises, self._taken = self._rises(self._taken)
+        if not rises:
+            return []
+        uses: dict[int, list[int]] = {}
+        for place, rise in rises:
+            phase, expert = divmod(place, self.entries)
+            uses.setdefault(expert, [0] * _PHASES)[phase] = rise
         # Steps are told by their distance from the present one, since their low halves wrap.
         step = self.step()
-        age = (np.uint32(step & 0xFFFFFFFF) - self._last_step[experts]).astype(np.int64)
-        age[(age >= _MAX_RISE) | (age > step)] = 0
-        order = np.argsort(-age, kind="stable")
-        return NewUses(experts[order], step - age[order], uses[PREFILL, order], uses[DECODE, order])
+        taken = []
+        for expert in sorted(uses):
+            age = (step - self._last_step[expert]) & 0xFFFFFFFF
+            taken.append(NewUse(expert, step if age >= _MAX_RISE or age > step else step - age, *uses[expert]))
+        taken.sort(key=itemgetter(1))
+        return taken
 
-    def _rise(self, before: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
-        """Places in both rows, one behind the other, where counters rose; by how much; and the counters now."""
-        now = self._uses.reshape(-1).copy()
-        places = np.flatnonzero(now != before).astype(np.int64, copy=False)
-        rise = (now[places] - before[places]).astype(np.int64)
-        sane = rise < _MAX_RISE
-        if not sane.all():
-            self.refused += int((~sane).sum())
-            places, rise = places[sane], rise[sane]
-        return places, rise, now
+    def _rises(self, before: bytes) -> tuple[list[tuple[int, int]], bytes]:
+        """Places in both rows, one behind the other, where counters rose, and by how much; and the counters now."""
+        now = self._map[self._counters]
+        rises = []
+        for at in differing(now, before):
+            new, old = array("I", now[at : at + CHUNK]), array("I", before[at : at + CHUNK])
+            for place, (here, then) in enumerate(zip(new, old, strict=True), at // new.itemsize):
+                if here != then:
+                    rise = (here - then) & 0xFFFFFFFF
+                    if rise < _MAX_RISE:
+                        rises.append((place, rise))
+                    else:
+                        self.refused += 1
+        return rises, now
 
     def in_use(self, expert: int) -> bool:
         """Whether the node uses `expert` just now, as far as can be seen."""
-        return bool(self._in_use[expert])
+        return self._in_use[expert] != 0
 
     def expect(self) -> NDArray[np.uint8]:
         """A copy of the node's expectations, uint8[entries]; every value is a valid one."""
@@ -291,6 +296,8 @@ class SessionBlockReader:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            del self._step, self._uses, self._last_step, self._expect, self._in_use
+            for view in (self._step, self._last_step, self._in_use):
+                view.release()
+            del self._uses, self._expect
             with suppress(BufferError):
                 self._map.close()

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.arena.session_block import NewUses
+from tierd.arena.session_block import NewUse
 from tierd.devices.device import AttemptMemory, RecordRead
 
 __all__ = ["Catalogue", "ResidentMemory", "SessionMemory"]
@@ -78,7 +78,7 @@ class SessionMemory(Protocol):
     def counts(self) -> Iterable[tuple[int, int, int]]:
         """Session, uses in prefill and uses in decode since the last call; the last ones of ended sessions too."""
 
-    def new_uses(self, asking: int | None) -> Iterable[tuple[int, NewUses]]:
+    def new_uses(self, asking: int | None) -> Iterable[tuple[int, list[NewUse]]]:
         """By session, what it used since it was looked at last; sessions in a fixed order.
 
         The session `asking` is always looked at; without one, all are. Of the others, those may be left out for some

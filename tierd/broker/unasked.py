@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.arena.session_block import NewUses
+from tierd.arena.session_block import NewUse
 from tierd.broker.interfaces import Catalogue, SessionMemory
 from tierd.policy.policy import EvictionPolicy
 from tierd.requests import BrokerStats, Phase
@@ -25,7 +25,7 @@ class NoSessionMemory:
         """None."""
         return ()
 
-    def new_uses(self, asking: int | None) -> Iterable[tuple[int, NewUses]]:
+    def new_uses(self, asking: int | None) -> Iterable[tuple[int, list[NewUse]]]:
         """None."""
         del asking
         return ()
@@ -106,24 +106,27 @@ class UnaskedUses:
             asking: the session that asks for something just now: what it used is told in any case. None: all is.
         """
         for session_id, new in self._memory.new_uses(asking):
-            told = self._told.get(session_id, set())
-            most = max(1, _MOST_TOLD // max(1, new.experts.size))
-            place = None
-            for flat, step, prefill, decode in zip(*(column.tolist() for column in new), strict=True):
+            told = self._told.get(session_id)
+            most = max(1, _MOST_TOLD // max(1, len(new)))
+            place, together = None, list[int]()
+            for flat, step, prefill, decode in new:
                 uses = min(prefill + decode, most)
-                if flat in told:
+                if told and flat in told:
                     told.discard(flat)
                     uses -= 1
                 if not uses or not present(flat):
                     continue
-                if session_id in self._told:
+                if told is not None:
                     self.used(session_id, step, flat)
                 if place != (here := (step, self._layer(flat), prefill > decode)):
-                    place = here
+                    if together:
+                        self._policy.used_many(together)
+                    place, together = here, []
                     self._policy.visit(session_id, here[0], here[1], prefill=here[2])
-                for _ in range(uses):
-                    self._policy.used(flat)
-            if session_id not in self._told:
+                together.extend([flat] * uses)
+            if together:
+                self._policy.used_many(together)
+            if told is None:
                 self._policy.ended(session_id)
 
     def told(self, session_id: int, flats: Collection[int]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tierd.arena.arena import Arena
 from tierd.arena.attach_server import AttachServer
-from tierd.arena.session_block import NewUses, SessionBlockReader
+from tierd.arena.session_block import NewUse, SessionBlockReader
 from tierd.service.message_socket import MessageSocket
 
 __all__ = ["ArenaAttacher"]
@@ -53,7 +53,7 @@ class ArenaAttacher:
         self._held: dict[int, tuple[SessionBlockReader, MessageSocket]] = {}
         self._looks: dict[int, _Look] = {}
         self._ended_counts: list[tuple[int, int, int]] = []
-        self._ended_uses: deque[tuple[int, NewUses]] = deque(maxlen=_MOST_ENDED)
+        self._ended_uses: deque[tuple[int, list[NewUse]]] = deque(maxlen=_MOST_ENDED)
 
     async def start(self) -> None:
         """Begin to listen; ArenaError if the socket cannot be made."""
@@ -84,7 +84,7 @@ class ArenaAttacher:
             if prefill or decode:
                 yield session_id, prefill, decode
 
-    def new_uses(self, asking: int | None) -> Iterator[tuple[int, NewUses]]:
+    def new_uses(self, asking: int | None) -> Iterator[tuple[int, list[NewUse]]]:
         """See `SessionMemory.new_uses`."""
         while self._ended_uses:
             yield self._ended_uses.popleft()
@@ -95,12 +95,15 @@ class ArenaAttacher:
                 continue
             look.step, look.left_out = step, 0
             new = block.take_uses()
-            if new.experts.size:
+            if new:
                 yield session_id, new
 
     def in_use(self, flat: int) -> bool:
         """See `SessionMemory.in_use`."""
-        return any(block.in_use(flat) for block, _ in self._held.values())
+        for block, _ in self._held.values():  # noqa: SIM110 - asked for each expert that could leave, in a request's way
+            if block.in_use(flat):
+                return True
+        return False
 
     def steps(self) -> dict[int, int]:
         """The step of each session whose node is attached, as the node says."""
