@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
+from functools import partial
 
 from simulation.clock import VirtualClock
 from simulation.memory import plain_arena
@@ -42,6 +43,7 @@ class ScriptedDrive:
         self.clock = clock
         self.script = script or (lambda _read, _number: SECONDS)
         self.begun = []
+        self.promoted = []
         self.hung = []
         self.waiting = deque()
         self.free_workers = workers
@@ -52,6 +54,9 @@ class ScriptedDrive:
         self.stats.in_flight += 1
         self.waiting.append((read, slot, memory.view(slot, NBYTES), done))
         self.start()
+
+    def promote(self, slot):
+        self.promoted.append(slot)
 
     def withdraw(self, slot):
         for job in self.waiting:
@@ -105,11 +110,12 @@ class World:
         self.arena, self.payload, _ = plain_arena(slots=SLOTS, slot_bytes=NBYTES, experts=EXPERTS, spares=spares)
         self.results = {}
 
-    def submit(self, expert):
+    def submit(self, expert, *, ahead=False):
         slot = self.arena.take()
         assert slot is not None, "the set kept a slot"
         self.arena.fill(slot, expert)
-        self.set.submit(read_of(expert), slot, self.arena, lambda error, slot: self.landed(expert, error, slot))
+        landed = partial(self.landed, expert)
+        self.set.submit(read_of(expert), slot, self.arena, landed, ahead=ahead)
 
     def landed(self, expert, error, slot):
         assert expert not in self.results

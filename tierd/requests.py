@@ -169,6 +169,13 @@ class BrokerStats:
         """Experts that left RAM, for whatever reason."""
         return sum(self.evicted.values())
 
+    def asked(self, phase: Phase, experts: int, *, repeated: bool) -> PhaseCounts:
+        """So many experts are wanted; returns where their answers are counted."""
+        counts = PhaseCounts() if repeated else self.phases[phase]
+        counts.requests += experts
+        self.repeated += experts * repeated
+        return counts
+
     def total(self) -> PhaseCounts:
         """The counts of all phases together."""
         sums = PhaseCounts()

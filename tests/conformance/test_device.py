@@ -81,7 +81,7 @@ class Drive:
         block.write(b"\xaa" * len(block))
         return memoryview(block)[:nbytes]
 
-    def submit(self, read, into):
+    def submit(self, read, into, *, ahead=False):
         """A future of the error that `done` brings; it fails if `done` comes twice, or on another thread."""
         future = asyncio.get_running_loop().create_future()
 
@@ -93,7 +93,7 @@ class Drive:
             self.calls.append(read.expert)
             future.set_result(error)
 
-        self.device.submit(read, slot, OneSlot(into), done)
+        self.device.submit(read, slot, OneSlot(into), done, ahead=ahead)
         return future
 
     async def read(self, read, into=None):
@@ -151,6 +151,21 @@ class DeviceConformance:
         assert not any(pending[slot - 1].done() for slot in withdrawn)
         assert all(memory[slot - 1] == b"\xaa" * memory[slot - 1].nbytes for slot in withdrawn)
         assert not drive.device.withdraw(1)
+
+    async def test_reads_ahead_all_end_promoted_or_not_and_promoting_harms_nothing_else(self, drive):
+        wanted = drive.reads * 3
+        memory = [drive.memory(read.nbytes) for read in wanted]
+        aheads = [number % 3 > 0 for number in range(len(wanted))]
+        pending = [
+            drive.submit(read, into, ahead=ahead) for read, into, ahead in zip(wanted, memory, aheads, strict=True)
+        ]
+        for slot in range(len(wanted) + 1, -1, -2):
+            drive.device.promote(slot)
+        assert await asyncio.gather(*pending) == [None] * len(wanted)
+        assert all(into == drive.content[read.expert] for read, into in zip(wanted, memory, strict=True))
+        assert sorted(drive.calls) == sorted(read.expert for read in wanted)
+        assert drive.device.stats.in_flight == 0
+        drive.device.promote(1)
 
     async def test_many_reads_at_once_each_get_their_own_bytes_and_one_done(self, drive):
         wanted = [drive.reads[n * 5 % len(drive.reads)] for n in range(200)]

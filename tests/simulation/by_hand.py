@@ -21,7 +21,7 @@ from tierd.requests import AcquireRequest, Granted, Outcome, Phase, Reason, Refu
 __all__ = ["BrokerByHand", "HeldDrive", "SessionByHand"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
     read: RecordRead
     slot: int
@@ -67,6 +67,17 @@ class HeldDrive:
         self.held[flat] = held
         if self.gone is not None:
             self.fail(flat, self.gone)
+
+    def promote(self, slot: int) -> None:
+        """See `Device.promote`."""
+        for held in self.behind:
+            if held.slot == slot:
+                self.behind.remove(held)
+                held.ahead = False
+                self._begin(held)
+                return
+        for held in self.held.values():
+            held.ahead = held.ahead and held.slot != slot
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""

@@ -132,6 +132,20 @@ class VirtualDrive:
             (self._ahead if ahead else self._waiting).append(job)
             self._start()
 
+    def promote(self, slot: int) -> None:
+        """See `Device.promote`."""
+        job = next((job for job in self.outstanding if job.slot == slot and job.ahead), None)
+        if job is None:
+            return
+        self._log("promoted", self.name, job.read.expert, slot)
+        job.ahead = False
+        if job in self._ahead:
+            self._ahead.remove(job)
+            self._waiting.append(job)
+            self._start()
+        else:
+            self._wanted += 1
+
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""
         job = next((job for job in (*self._waiting, *self._ahead) if job.slot == slot), None)
@@ -239,6 +253,10 @@ class ObservedDevice:
             done(error, slot)
 
         self._device.submit(read, slot, memory, ended, ahead=ahead)
+
+    def promote(self, slot: int) -> None:
+        """Pass on."""
+        self._device.promote(slot)
 
     def withdraw(self, slot: int) -> bool:
         """Pass on, and forget."""

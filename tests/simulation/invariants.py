@@ -61,6 +61,13 @@ def check_reads(world: World) -> set[int]:
     assert world.broker.reading == len(reading), "the broker counts other reads than it asked for"
     for flat in reading:
         assert world.table.words[flat] == ABSENT, f"expert {flat} is published while it is being read"
+    for drive in world.drives:
+        behind = {
+            job.read.expert
+            for job in drive.outstanding
+            if job.ahead and world.device.flying.get(job.read.expert) == job.slot
+        }
+        assert not behind & wanted, f"{behind & wanted} are wanted, and their reads wait behind all others"
     if not world.replicated:
         attempts = [job.read.expert for drive in world.drives for job in drive.outstanding]
         assert sorted(attempts) == sorted(reading - waiting), "the drive reads something else than it was asked for"

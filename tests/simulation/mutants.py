@@ -87,15 +87,15 @@ def _keep_the_grants_of_the_dead(self: Broker, session: Any, why: str, *, tell: 
     _end_acquire(self, session, why, tell=tell)
 
 
-def _lose_the_queue_behind_the_head(self: Broker) -> None:
-    _admit(self)
+def _lose_the_queue_behind_the_head(self: Broker, *, ahead: bool = True) -> None:
+    _admit(self, ahead=ahead)
     if len(self._queue) > 1:
         self._queue.pop()
 
 
-def _admit_out_of_turn(self: Broker) -> None:
+def _admit_out_of_turn(self: Broker, *, ahead: bool = True) -> None:
     self._queue.reverse()
-    _admit(self)
+    _admit(self, ahead=ahead)
 
 
 def _leave_the_queue_asleep_at_an_end(self: Broker, session_id: int) -> None:
@@ -229,6 +229,10 @@ def _read_what_nobody_wants(self: FairReads, flat: int, others: Any) -> bool:
     return False
 
 
+def _leave_behind_what_is_wanted(self: ReadingAhead, session: int, step: int, layer: int, wanted: Any) -> None:
+    del self, session, step, layer, wanted
+
+
 def _keep_the_slot_of_a_read_taken_back(self: ReadingAhead, flat: int, slot: int) -> None:
     del slot
     del self._reading[flat]
@@ -273,6 +277,7 @@ MUTANTS: dict[str, list[Replacement]] = {
     "guesses fill the arena": [(ReadingAhead, "_slot_for", _take_every_free_slot)],
     "a used guess is wasted too": [(HintBook, "evicted", _count_the_used_as_wasted_too)],
     "a failed guess is counted nowhere": [(HintBook, "failed", _lose_a_failed_guess)],
+    "a guess that is wanted waits behind what is not": [(ReadingAhead, "asked", _leave_behind_what_is_wanted)],
     "a guess taken back keeps its slot": [(ReadingAhead, "undo", _keep_the_slot_of_a_read_taken_back)],
     "the policy keeps what has left": [(Lru, "removed", _forget_nobody)],
 }

@@ -76,6 +76,15 @@ class QueueingDrive:
         (self._ahead if ahead else self._waiting).append((read, slot, memory, done))
         self._go_on()
 
+    def promote(self, slot: int) -> None:
+        """See `Device.promote`."""
+        for job in self._ahead:
+            if job[1] == slot:
+                self._ahead.remove(job)
+                self._waiting.append(job)
+                self._go_on()
+                return
+
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`: what a thread has begun stays."""
         for waiting in (self._waiting, self._ahead):

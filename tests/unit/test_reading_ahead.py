@@ -61,27 +61,60 @@ def test_no_guess_is_read_while_a_request_waits(hand):
     assert hand.drive.asked == [1, FIRST + 3]
 
 
-def test_a_request_takes_the_place_of_a_guess_that_no_drive_has_begun(hand):
-    hand.drive.begins = False
-    session = hand.session()
+def test_a_request_passes_the_guesses_for_layers_to_come_that_no_drive_has_begun(hand):
+    session, other = hand.session(), hand.session()
+    other.ask(1)
     session.hint(3, 4)
-    session.ask(1)
-    assert list(hand.drive.held) == [1]
+    session.ask(2)
+    assert (hand.drive.asked, len(hand.drive.behind)) == ([1, 2], 2)
     assert counts(hand) == {"issued": 2, "pending": 2}
     hand.drive.land(1)
-    assert sorted(hand.drive.held) == [FIRST + 3, FIRST + 4]
+    assert hand.drive.asked == [1, 2]
+    hand.drive.land(2)
+    assert hand.drive.asked == [1, 2, FIRST + 3, FIRST + 4]
 
 
-def test_a_request_for_a_guess_that_no_drive_has_begun_reads_it_as_any_other(hand):
+def test_a_request_takes_the_room_of_a_guess_that_no_drive_has_begun():
+    hand = BrokerByHand(slots=10, most=4)
+    sessions = [hand.session() for _ in range(4)]
+    sessions[0].ask(0)
+    sessions[0].hint(3)
+    sessions[1].ask(1, 2, 3, 4)
+    sessions[2].ask(5, 6, 7, 8)
+    assert ([held.read.expert for held in hand.drive.behind], hand.broker.queued) == ([FIRST + 3], 0)
+    sessions[3].ask(9)
+    assert (hand.drive.behind, hand.broker.queued) == ([], 0)
+    assert hand.broker.reading == 10
+    assert counts(hand) == {"issued": 1, "pending": 1}
+
+
+def test_a_request_that_waits_for_room_hurries_the_guesses_that_it_wants():
+    hand = BrokerByHand(slots=10, most=4)
+    sessions = [hand.session() for _ in range(4)]
+    sessions[0].ask(0)
+    sessions[0].hint(3)
+    sessions[1].ask(1, 2, 3, 4)
+    sessions[2].ask(5, 6, 7, 8)
+    sessions[3].ask(3, 4, layer=1)
+    assert hand.broker.queued == 1
+    assert hand.drive.asked[-1] == FIRST + 3
+    hand.drive.land(FIRST + 3)
+    sessions[1].close()
+    hand.drive.land(1)
+    assert sessions[3].told == [(3, HIT)]
+    assert counts(hand) == {"issued": 1, "used": 1}
+
+
+def test_a_request_for_a_guess_that_no_drive_has_begun_joins_it_and_hurries_it(hand):
     session, other = hand.session(), hand.session()
     other.ask(1)
     session.hint(3, 4)
     assert (hand.drive.asked, len(hand.drive.behind)) == ([1], 2)
     session.ask(3, layer=1)
     assert hand.drive.asked == [1, FIRST + 3], "it does not wait until the drive has nothing else to do"
-    assert counts(hand) == {"issued": 2, "overtaken": 1, "cancelled": 1}
+    assert counts(hand) == {"issued": 2, "late": 1, "cancelled": 1}
     hand.drive.land(1, FIRST + 3)
-    assert session.told == [(3, MISS)]
+    assert session.told == [(3, JOINED)]
     assert hand.drive.behind == []
 
 

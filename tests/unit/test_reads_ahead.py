@@ -145,6 +145,52 @@ def test_a_read_ahead_that_was_taken_back_never_begins_and_those_behind_it_do(ma
     assert not rig.device.withdraw(4)
 
 
+def test_a_promoted_read_begins_before_those_ahead_and_beside_what_is_wanted(make):
+    rig = make()
+    rig.submit(0)
+    for number in (2, 4, 6):
+        rig.submit(number, ahead=True)
+    assert rig.gate.has_begun(0)
+    rig.device.promote(4)
+    assert rig.gate.has_begun(0, 4)
+    rig.gate.let(0)
+    rig.device.promote(4)
+    rig.gate.let(4)
+    assert rig.gate.has_begun(0, 2, 4)
+    rig.gate.let(2)
+    assert rig.gate.has_begun(0, 2, 4, 6)
+
+
+def test_a_promoted_read_waits_behind_what_was_wanted_before_and_can_be_taken_back(make):
+    rig = make(threads=1)
+    rig.submit(0)
+    assert rig.gate.has_begun(0)
+    rig.submit(2, ahead=True)
+    rig.submit(4)
+    rig.submit(6, ahead=True)
+    rig.device.promote(2)
+    rig.device.promote(6)
+    assert rig.device.withdraw(6)
+    rig.submit(8, ahead=True)
+    for number in (0, 4, 2, 8):
+        rig.gate.let(number)
+    assert rig.gate.has_begun(0, 4, 2, 8)
+    assert rig.gate.begun == [0, 4, 2, 8]
+
+
+def test_no_read_ahead_begins_beside_one_that_was_promoted_while_it_ran(make):
+    rig = make(threads=8)
+    rig.submit(1, ahead=True)
+    assert rig.gate.has_begun(1)
+    rig.device.promote(1)
+    rig.submit(3, ahead=True)
+    rig.submit(5)
+    assert rig.gate.has_begun(1, 5)
+    rig.gate.let(5)
+    rig.gate.let(1)
+    assert rig.gate.has_begun(1, 5, 3)
+
+
 def test_a_wanted_read_that_is_taken_back_is_waited_for_no_longer(make):
     rig = make(threads=1)
     rig.submit(0)
@@ -165,6 +211,7 @@ def test_a_drive_that_is_closed_answers_for_the_reads_ahead_that_it_never_began(
     rig.gate.let(0)
     rig.gate.close()
     rig.device.close()
+    rig.device.promote(2)
     for call in list(rig.calls):
         call()
     assert rig.landed.keys() == {0, 2, 4}

@@ -194,6 +194,36 @@ def test_a_read_that_has_not_begun_can_be_withdrawn():
     assert not world.set.withdraw(next(iter(world.set._by_slot)))
 
 
+def test_a_read_ahead_is_not_late_however_many_pass_it_and_once_promoted_it_is_like_any_other():
+    world = World("a", "b")
+    world.train()
+    drives = [world.devices[name] for name in "ab"]
+    for drive in drives:
+        drive.free_workers = 0
+    world.submit(1, ahead=True)
+    (slot,) = world.set._by_slot
+    (there,) = (drive for drive in drives if drive.waiting)
+    other = drives[1 - drives.index(there)]
+    for _ in range(20):
+        world.clock.advance(0.1)
+        world.drives[there.name].speed.completed(
+            world.drives[there.name].speed.submitted(NBYTES, world.clock.time()), world.clock.time(), good=True
+        )
+    assert not other.waiting
+    assert not world.stats(there.name).stalls
+    world.set.promote(slot)
+    assert there.promoted == [slot]
+    world.clock.advance(0.3)
+    assert len(other.waiting) == 1, "it is late by now, and another drive is asked"
+    for drive in drives:
+        drive.free_workers = 4
+        drive.start()
+    world.clock.advance(1.0)
+    assert world.results == {1: None}
+    world.set.promote(slot)
+    world.at_rest()
+
+
 def test_closing_ends_retries_and_refuses_what_comes_later():
     world = World("a", a=lambda _read, _number: io_error())
     world.submit(1)

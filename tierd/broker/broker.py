@@ -6,8 +6,8 @@ run the very same code.
 
 How a request goes:
 
-1. `acquire` ends what the session still held, and queues the request. A session that waits therefore holds nothing,
-   so sessions cannot wait for each other in a circle, however small the arena is.
+1. `acquire` hurries what is on its way ahead, ends what the session still held, and queues the request. A session that
+   waits therefore holds nothing, so sessions cannot wait for each other in a circle, however small the arena is.
 2. The head of the queue is admitted when all its experts can be in RAM at once: those that are granted or being read
    already cost nothing, the others need a free slot or one that nobody is granted.
 3. Residents are granted at once (hits). For the rest the broker joins a running read, or evicts and starts one.
@@ -36,7 +36,7 @@ from tierd.errors import ChecksumMismatch, DataLoss, DriveError, LimitExceeded
 from tierd.policy.policy import EvictionPolicy
 from tierd.prefetch.hint import Hint
 from tierd.prefetch.hint_book import HintBook
-from tierd.requests import AcquireRequest, BrokerStats, Granted, Listener, Outcome, Phase, PhaseCounts, Reason, Refused
+from tierd.requests import AcquireRequest, BrokerStats, Granted, Listener, Outcome, Phase, Reason, Refused
 
 __all__ = ["Broker"]
 
@@ -65,7 +65,7 @@ class Broker:
         book, options = HintBook(quota.hints), prefetch or PrefetchOptions()
         self._stats = BrokerStats(prefetch=book.counts)
         self._catalogue, self._memory, self._policy = catalogue, memory, policy
-        self._device, self._clock, self._on_wait = device, clock, on_wait
+        self._device, self._clock, self._on_wait, self._quota = device, clock, on_wait, quota
         self._sessions: dict[int, Session] = {}
         self._reading: dict[int, Reading] = {}
         self._unasked = UnaskedUses(sessions or NoSessionMemory(), self._stats, policy, catalogue)
@@ -86,11 +86,10 @@ class Broker:
             start=self._read,
             options=options,
         )
-        self.background = self.ahead.background
-        self._unasked.used = self.ahead.used
-        self._quota = quota
+        self.background, self._unasked.used = self.ahead.background, self.ahead.used
         self.max_experts_per_acquire = self._resident.most_at_once = quota.most(max_experts_per_acquire)
         self._queue: deque[Acquire] = deque()
+        self._starting = 0  # requests that are half begun: a drive may answer at once
         self._clearing = ClearingOut(self._resident, memory, clock, lambda: len(self._reading), self._admit)
 
     def __repr__(self) -> str:
@@ -126,18 +125,16 @@ class Broker:
         """
         session = self._sessions[session_id]
         wanted, used = check_request(request, session.most, self._catalogue)
+        self.ahead.asked(session_id, request.step, request.layer, wanted)
         self._end_acquire(session, "the session asked for something else", tell=True)
         self._unasked.tell(self._known, session_id)
         self._unasked.told(session_id, used)
-        session.step, session.looked = max(session.step, request.step), request.step
-        counts = PhaseCounts() if request.repeated else self._stats.phases[request.phase]
+        counts = self._stats.asked(request.phase, len(wanted), repeated=request.repeated)
         acquire = Acquire(session, request, wanted, self._clock.time(), counts, used)
-        acquire.counts.requests += len(wanted)
-        self._stats.repeated += len(wanted) * request.repeated
-        session.acquire = acquire
-        session.requests += len(wanted)
+        session.asks(acquire)
         acquire.timer = self._clock.call_later(request.deadline, lambda: self._expire(acquire))
         self._queue.append(acquire)
+        self._admit(ahead=False)
         self.ahead.reached(session_id, request.step, request.layer, wanted, used)
         self._admit()
 
@@ -185,8 +182,8 @@ class Broker:
 
     def pending(self) -> int:
         """Wanted experts not yet answered, repeated ones left out: counted from the live state, not from the sums."""
-        acquires = (s.acquire for s in self._sessions.values())
-        return sum(len(a.unanswered) for a in acquires if a is not None and not a.request.repeated)
+        acquires = [s.acquire for s in self._sessions.values() if s.acquire is not None]
+        return sum(len(a.unanswered) for a in acquires if not a.request.repeated)
 
     def grants(self, session_id: int) -> int:
         """Experts that the session holds now."""
@@ -251,50 +248,50 @@ class Broker:
 
     # Admission.
 
-    def _admit(self) -> None:
-        while self._queue and self._fits(self._queue[0]):
+    def _admit(self, *, ahead: bool = True) -> None:
+        """Start the requests that find room; where all do, and unless told otherwise, what nobody waits for as well."""
+        while self._queue and (
+            self._fits(head := self._queue[0]) or (self.ahead.make_room(head.wanted) and self._fits(head))
+        ):
             self._start(self._queue.popleft())
-        if not self._queue:
+        if ahead and not self._queue and not self._starting:
             self.ahead.go_on()
 
     def _fits(self, acquire: Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
-        held = self._memory.granted + len(self._reading)
-        new = sum(1 for flat in acquire.wanted if flat not in self._reading and not self._resident.granted(flat)) + sum(
-            map(self._resident.evictable, acquire.used)
-        )
-        return held + new <= self._memory.slots
+        new = self._resident.lacking(acquire.wanted, acquire.used, self._reading)
+        return self._memory.granted + len(self._reading) + new <= self._memory.slots
 
     def _start(self, acquire: Acquire) -> None:
         acquire.queued = False
-        self._begin(acquire)
+        session, used = acquire.session, [*self._begin(acquire), *acquire.wanted]
         hits = []
         for flat, expert in acquire.wanted.items():
-            resident = self._resident.get(flat)
-            if resident is not None:
-                self._use(acquire, flat)
+            if (resident := self._resident.get(flat)) is not None:
+                self._policy.used(flat)
                 hits.append(self._grant(acquire, resident, expert, Outcome.HIT))
         starting: list[int] = []
         for flat in (flat for flat in acquire.wanted if flat not in self._resident):
             acquire.pending[flat] = Outcome.JOINED if flat in self._reading else Outcome.MISS
             if (reading := self._reading.get(flat)) is not None:
-                self._use(acquire, flat)
+                self._policy.used(flat)
                 reading.waiters.append(acquire)
-                self.fair.joined(acquire.session.id, flat)
+                self.fair.joined(session.id, flat)
             else:
                 starting.append(flat)
         for flat, slot in zip(starting, self._resident.make_room(len(starting)), strict=True):
             self._policy.inserted(flat)
-            self._use(acquire, flat)
+            self._policy.used(flat)
             self._begin_read(flat, Reading(slot, [acquire], begun=self._clock.time()))
         if hits:
-            acquire.session.listener.answered(acquire.request.id, hits, [])
-        self.fair.begin(acquire.session.id, starting)
+            session.listener.answered(acquire.request.id, hits, [])
+        self._starting += 1
+        self.fair.begin(session.id, starting)
+        # The drives have what is wanted; all else can wait.
+        for flat in used:
+            self.ahead.used(session.id, acquire.request.step, flat)
+        self._starting -= 1
         self._settle(acquire)
-
-    def _use(self, acquire: Acquire, flat: int) -> None:
-        self._policy.used(flat)
-        self.ahead.used(acquire.session.id, acquire.request.step, flat)
 
     def _read(self, flat: int, reading: Reading) -> None:
         self._begin_read(flat, reading)
@@ -308,17 +305,20 @@ class Broker:
         slot, landed = self._reading[flat].slot, partial(self._landed, flat)
         self._device.submit(self._catalogue.record(flat), slot, self._memory, landed, ahead=ahead)
 
-    def _begin(self, acquire: Acquire) -> None:
-        """Tell the policy who asks, and keep what the session uses without asking where it is."""
+    def _begin(self, acquire: Acquire) -> list[int]:
+        """Tell the policy who asks, and keep what the session uses without asking where it is; returns that."""
         session, request = acquire.session, acquire.request
         self._policy.visit(session.id, session.step, request.layer, prefill=request.phase is Phase.PREFILL)
         if (expectation := self._unasked.expectation(session.id)) is not None:
             self._policy.expected(session.id, expectation)
+        used = []
         for flat in acquire.used:
             if (resident := self._resident.get(flat)) is not None:
-                self._use(acquire, flat)
+                used.append(flat)
+                self._policy.used(flat)
                 self._memory.grant(resident.slot)
                 acquire.granted.append(resident)
+        return used
 
     def _known(self, flat: int) -> bool:
         return flat in self._resident or flat in self._reading

@@ -1,8 +1,9 @@
 """Reads that nobody waits for: hinted and guessed experts first, then those that were likely used before.
 
 Nothing here delays a request. Such a read is handed to a drive only while no request waits for room or for its turn;
-the drive begins it when it has nothing else to do. It leaves room for a whole request beside it, and it is taken back
-when somebody asks, as long as no drive has begun it. A hinted expert takes a free slot, or that of an expert which is
+the drive begins it when it has nothing else to do. It leaves room for a whole request beside it. As long as no drive
+has begun it, it is promoted when somebody asks for it, and taken back when nobody wants it any more or its room is
+wanted. A hinted expert takes a free slot, or that of an expert which is
 worth less than it and was not used in this step or the last.
 """
 
@@ -172,8 +173,23 @@ class ReadingAhead:
         )
         self._take_back(unwanted)
 
+    def asked(self, session: int, step: int, layer: int, wanted: Collection[int]) -> None:
+        """The session asks for experts of that layer, by flat number; called before anything else is done about it.
+
+        Drives go on with what of it is on its way ahead as with everything that is waited for. What its router has
+        decided against is taken back; other reads ahead stay where they are, behind what is wanted.
+        """
+        for flat in wanted:
+            if (reading := self._reading.get(flat)) is not None and not reading.waiters:
+                self._device.promote(reading.slot)
+        self._take_back(self.book.passed(session, step, layer, wanted))
+
+    def make_room(self, wanted: Collection[int]) -> bool:
+        """Take back all reads ahead but those of `wanted`, which finds no room; returns whether there were any."""
+        return self._take_back([flat for flat in self.book.reading if flat not in wanted])
+
     def reached(self, session: int, step: int, layer: int, wanted: Collection[int], used: Collection[int] = ()) -> None:
-        """The session asks for experts of that layer: reads ahead make way, guesses are settled, new ones are made.
+        """The session has asked for experts of that layer: guesses are settled, and new ones are made.
 
         Args:
             session: who asks.
@@ -188,7 +204,6 @@ class ReadingAhead:
             trust.reached(step, layer, {*wanted, *used})
         self._costs[session in self._hinting].reached(session, step, compared=compared)
         self._take_back(self.book.reached(session, step, layer, wanted))
-        self._take_back(list(self.book.reading), wanted)
         for flat, slot in self.background.make_way(self._reading, wanted, self._device.withdraw):
             self.undo(flat, slot)
         guesses = self._options.guesses
@@ -311,15 +326,16 @@ class ReadingAhead:
         self._policy.inserted(flat)
         self._start(flat, Reading(slot, background=True, begun=self._clock.time()))
 
-    def _take_back(self, flats: Iterable[int], wanted: Collection[int] = ()) -> None:
+    def _take_back(self, flats: Iterable[int]) -> bool:
+        """Those that no drive has begun; returns whether there were any."""
+        any_taken = False
         for flat in flats:
             slot = self._reading[flat].slot
             if self._device.withdraw(slot):
                 self.undo(flat, slot)
-                if flat in wanted:
-                    self.book.overtaken(flat)
-                else:
-                    self.book.back(flat)
+                self.book.back(flat)
+                any_taken = True
+        return any_taken
 
     def _known(self, flat: int) -> bool:
         return flat in self._residents or flat in self._reading

@@ -89,6 +89,12 @@ class Session:
     step: int = 0
     looked: int = -1
 
+    def asks(self, acquire: Acquire) -> None:
+        """Its one request from now on."""
+        self.acquire = acquire
+        self.requests += len(acquire.wanted)
+        self.step, self.looked = max(self.step, acquire.request.step), acquire.request.step
+
 
 def check_request(request: AcquireRequest, most: int, catalogue: Catalogue) -> tuple[dict[int, int], list[int]]:
     """Flat numbers of what is wanted, with the layer's own, and of what is used without asking.

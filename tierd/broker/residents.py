@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from tierd.broker.interfaces import Catalogue, ResidentMemory
 from tierd.broker.records import Resident
@@ -80,6 +80,17 @@ class Residents:
     def idle(self, flat: int) -> bool:
         """Whether the expert is in RAM, and nobody relies on it, is seen to use it just now, or is about to use it."""
         return self._in_usable_slot(flat) and not self._in_use(flat) and not self._book.live(flat)
+
+    def lacking(self, wanted: Iterable[int], used: Iterable[int], reading: Container[int]) -> int:
+        """Slots that a request needs beside those that are granted and those that are being read into.
+
+        Args:
+            wanted: flat numbers of what it asks for.
+            used: of what its session uses without asking, as long as it is in RAM.
+            reading: of what is being read.
+        """
+        new = sum(1 for flat in wanted if flat not in reading and not self.granted(flat))
+        return new + sum(map(self.evictable, used))
 
     def landed(self, flat: int, slot: int) -> Resident:
         """A read of the expert ended well: publish it."""

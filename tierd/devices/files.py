@@ -44,7 +44,7 @@ _NO_MEMORY: Final = memoryview(b"")
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     read: RecordRead
     slot: int
@@ -135,7 +135,7 @@ class FileDevice:
         self._moved: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._at_work = 0  # reads that somebody waits for, until their last byte has come
-        self._ahead: deque[_Job] = deque()  # others, until they begin
+        self._ahead: dict[int, _Job] = {}  # others, by slot, until they begin
         self._ahead_bytes = 0  # of those that have begun
         self._by_slot: dict[int, _Job] = {}
         self._ended: deque[_Job] = deque()
@@ -163,8 +163,26 @@ class FileDevice:
         self._by_slot[slot] = job
         if self._closing.is_set():
             self._finish(job, self._refusal(read, "the drive is closed", errno.ECANCELED))
-        else:
-            self._queue(job)
+            return
+        with self._lock:
+            if ahead:
+                self._ahead[slot] = job
+                self._begin_ahead()
+            else:
+                self._hand_over(job)
+
+    def promote(self, slot: int) -> None:
+        """See `Device.promote`. Called on the broker's thread only; returns at once."""
+        job = self._by_slot.get(slot)
+        if job is None or not job.ahead:
+            return
+        with self._lock:
+            job.ahead = False
+            if job.queued:
+                self._ahead_bytes -= job.read.nbytes
+                self._at_work += 1
+            elif self._ahead.pop(slot, None) is not None:
+                self._hand_over(job)
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`. Called on the broker's thread only."""
@@ -189,8 +207,9 @@ class FileDevice:
         self._wrapper.close()
         with self._lock:
             # What has not begun is refused by whoever takes it.
-            while self._ahead:
-                self._jobs.put(self._ahead.popleft())
+            for job in self._ahead.values():
+                self._jobs.put(job)
+            self._ahead.clear()
         for _ in self._readers:
             self._jobs.put(None)
         deadline = time.monotonic() + self._close_timeout
@@ -210,16 +229,14 @@ class FileDevice:
             if file is not None:
                 file.close()
 
-    def _queue(self, job: _Job) -> None:
-        """Hand a read to the readers: at once, or when its turn has come."""
-        with self._lock:
-            if job.ahead:
-                self._ahead.append(job)
-                self._begin_ahead()
-            else:
-                job.queued = True
-                self._at_work += 1
-                self._jobs.put(job)
+    def _hand_over(self, job: _Job) -> None:
+        """Under the lock: to the readers, which take reads in the order in which they come."""
+        job.queued = True
+        if job.ahead:
+            self._ahead_bytes += job.read.nbytes
+        else:
+            self._at_work += 1
+        self._jobs.put(job)
 
     def _moved_away(self, job: _Job) -> None:
         """The drive has nothing more to do with a read: perhaps it has time to read ahead."""
@@ -230,20 +247,19 @@ class FileDevice:
                     self._ahead_bytes -= job.read.nbytes
                 else:
                     self._at_work -= 1
+            elif self._ahead.get(job.slot) is job:
+                del self._ahead[job.slot]
             if self._ahead:
                 self._begin_ahead()
 
     def _begin_ahead(self) -> None:
         """Under the lock."""
         while self._ahead and not self._at_work:
-            job = self._ahead[0]
-            if job.tickets and self._ahead_bytes and self._ahead_bytes + job.read.nbytes > _AHEAD_BYTES:
+            slot, job = next(iter(self._ahead.items()))
+            if self._ahead_bytes and self._ahead_bytes + job.read.nbytes > _AHEAD_BYTES:
                 return
-            self._ahead.popleft()
-            if job.tickets:
-                job.queued = True
-                self._ahead_bytes += job.read.nbytes
-                self._jobs.put(job)
+            del self._ahead[slot]
+            self._hand_over(job)
 
     def _read_all(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -106,6 +106,23 @@ class Flight:
             if attempt.drive is drive:
                 self._take_back(attempt)
 
+    def promote(self) -> None:
+        """Somebody waits from now on: drives do what is wanted first, and are looked after when they do not."""
+        if not self._ahead:
+            return
+        self._ahead = False
+        now = self._fleet.clock.time()
+        for attempt in self._running.values():
+            attempt.drive.device.promote(attempt.slot)
+            if attempt.stalled:
+                continue
+            attempt.expected = attempt.drive.speed.promoted(attempt.expected, now)
+            attempt.patience = Patience(attempt.drive.speed, attempt.expected)
+            if attempt.alarm is not None:
+                attempt.alarm.cancel()
+            attempt.looked = False
+            self._look_at(attempt, attempt.patience.next_look)
+
     def withdraw(self) -> bool:
         """End the flight if its only attempt has not begun; the first slot is the caller's then."""
         attempts = list(self._running.values())
@@ -130,7 +147,7 @@ class Flight:
     def _launch(self, drive: Drive, *, hedge: bool = False) -> None:
         now, nbytes = self._fleet.clock.time(), self._read.nbytes
         expected = drive.speed.submitted(nbytes, now)
-        patience = Patience(drive.speed, expected)
+        patience = Patience(drive.speed, expected, waited=not self._ahead)
         attempt = _Attempt(drive, self._idle.pop(), expected, patience, hedge)
         self._tried.add(drive.name)
         self._running[attempt.slot] = attempt
@@ -149,7 +166,8 @@ class Flight:
         if attempt.stalled:
             drive.hanging -= 1
         else:
-            drive.speed.completed(attempt.expected, self._fleet.clock.time(), good=error is None)
+            now = self._fleet.clock.time()
+            drive.speed.completed(attempt.expected, now, good=error is None, waited=not self._ahead)
         self._fleet.heard(drive, self._read, error)
         if self._over:
             self._memory.return_spare(slot)

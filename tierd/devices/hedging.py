@@ -61,17 +61,19 @@ class Patience:
 
     Args:
         speed: of the drive.
-        expected: of the read, as submitted.
+        expected: of the read.
+        waited: whether somebody waits for it. One that nobody waits for lets others pass for as long as there are any:
+            it is never late, and only a drive that ends nothing at all hangs.
     """
 
     __slots__ = ("_bound", "_late_at", "_overdue_at", "_quiet", "_reprieved", "_since", "_speed")
 
-    def __init__(self, speed: DriveSpeed, expected: Expectation) -> None:
+    def __init__(self, speed: DriveSpeed, expected: Expectation, *, waited: bool = True) -> None:
         since, seconds, p99 = expected.at, expected.seconds, speed.p99
         self._speed = speed
         self._since = since
-        self._late_at = since + late_after(p99, seconds)
-        self._bound = stalled_after(p99, seconds)
+        self._late_at = since + late_after(p99, seconds) if waited else math.inf
+        self._bound = stalled_after(p99, seconds) if waited else math.inf
         self._overdue_at = since + self._bound
         self._quiet = quiet_after(p99, expected.nbytes / speed.bandwidth + speed.latency)
         self._reprieved = False

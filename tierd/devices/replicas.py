@@ -147,6 +147,12 @@ class ReplicaSet:
         if len(self._drives) > 1:
             self._measure_neglected(read)
 
+    def promote(self, slot: int) -> None:
+        """See `Device.promote`."""
+        flight = self._by_slot.get(slot)
+        if flight is not None:
+            flight.promote()
+
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`."""
         flight = self._by_slot.get(slot)

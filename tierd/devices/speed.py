@@ -34,15 +34,15 @@ class Expectation:
         nbytes: of the read.
         at: moment of submission.
         seconds: predicted until it is done.
-        ahead: bytes to move until then, its own and those queued before it.
+        queued: bytes to move until then, its own and those queued before it.
     """
 
-    __slots__ = ("ahead", "at", "nbytes", "seconds")
+    __slots__ = ("at", "nbytes", "queued", "seconds")
 
-    def __init__(self, nbytes: int, at: float, ahead: int, seconds: float) -> None:
+    def __init__(self, nbytes: int, at: float, queued: int, seconds: float) -> None:
         self.nbytes = nbytes
         self.at = at
-        self.ahead = ahead
+        self.queued = queued
         self.seconds = seconds
 
 
@@ -94,16 +94,31 @@ class DriveSpeed:
         if not self._pending:
             self._busy_since = now
         self._pending += 1
-        self.queued_bytes = ahead = self.queued_bytes + nbytes
-        return Expectation(nbytes, now, ahead, ahead / self.bandwidth + self.latency)
+        self.queued_bytes += nbytes
+        return self._expect(nbytes, now)
+
+    def promoted(self, expected: Expectation, now: float) -> Expectation:
+        """A read that had let others pass is wanted now: what to expect of it from here, in place of what was."""
+        return self._expect(expected.nbytes, now)
+
+    def _expect(self, nbytes: int, now: float) -> Expectation:
+        queued = self.queued_bytes
+        return Expectation(nbytes, now, queued, queued / self.bandwidth + self.latency)
 
     def dropped(self, expected: Expectation) -> None:
         """A read was withdrawn, or hangs: it says nothing of the bandwidth and is in nobody's way."""
         self._pending -= 1
         self.queued_bytes -= expected.nbytes
 
-    def completed(self, expected: Expectation, now: float, *, good: bool) -> None:
-        """A read ended; only good ones teach."""
+    def completed(self, expected: Expectation, now: float, *, good: bool, waited: bool = True) -> None:
+        """A read ended; only good ones teach.
+
+        Args:
+            expected: what was predicted for it.
+            now: the moment.
+            good: whether it ended well.
+            waited: whether somebody waited for it. Else others passed it, and how long it took says nothing.
+        """
         self.dropped(expected)
         busy, self._busy_since = now - self._busy_since, now
         stale = now - self.last_completion > _STALE_SECONDS
@@ -122,8 +137,10 @@ class DriveSpeed:
         self._busy = self._busy * _DECAY + max(busy, 0.0)
         self._bandwidth = self._bytes / max(self._busy, 1e-9)
         self.bandwidth = self._bandwidth * self._weight
+        if not waited:
+            return
         # Against the bandwidth as it is now: what made that worse must not count twice.
-        self._excesses.append(max(0.0, now - expected.at - expected.ahead / self.bandwidth))
+        self._excesses.append(max(0.0, now - expected.at - expected.queued / self.bandwidth))
         self.latency = sorted(self._excesses)[len(self._excesses) // 2]
         self._ratios.append((now - expected.at) / max(expected.seconds, 1e-9))
         self._news += 1

@@ -16,7 +16,7 @@ class DropReason(Enum):
     DEADLINE = "deadline"
     """Its layer was expected to start before the read could."""
     OVERTAKEN = "overtaken"
-    """A request for it came first."""
+    """A request for it came before its read was handed to a drive."""
     NO_ROOM = "no_room"
     """No slot was worth less than it."""
     THROTTLED = "throttled"
@@ -52,7 +52,7 @@ class PrefetchCounts:
         known: in RAM, on their way, or hinted before.
         issued: taken up.
         used: read, and used before they left RAM.
-        late: asked for while the read was running; the request joined it.
+        late: asked for while the read was running, or waited at a drive; the request joined it.
         wasted: read, and gone again without a use.
         cancelled: taken back before a drive began: another hint for the layer did not name it, the router disagreed,
             or the session ended.

@@ -1,7 +1,7 @@
 """The hinted experts, from hint to end: who wants them, which one is next, and what became of them.
 
     waiting → reading → landed → used | wasted
-       │         └→ late, dropped, or back to waiting
+       │         └→ late, failed, or back to waiting
        └→ cancelled | dropped
 
 Pure: the caller says what time it is and what happened; nothing is read here.
@@ -142,6 +142,18 @@ class HintBook:
             self.waiting[flat] = Hinted(flat, layer, nbytes, {session: Wish(step, probability, due)})
         return self._forget(session, lambda entry: entry.layer == layer and entry.flat not in named, None)
 
+    def passed(self, session: int, step: int, layer: int, wanted: Collection[int]) -> list[int]:
+        """What `reached` will say of experts that are being read, which is urgent.
+
+        Returns:
+            See `hint`.
+        """
+        for entry in self.reading.values():
+            wish = entry.wishes.get(session)
+            if wish is not None and (wish.step, entry.layer) <= (step, layer):
+                del entry.wishes[session]
+        return [flat for flat, entry in self.reading.items() if not entry.wishes and flat not in wanted]
+
     def reached(self, session: int, step: int, layer: int, wanted: Collection[int]) -> list[int]:
         """The session's router has chosen `wanted`, flat numbers, in that layer: earlier guesses are settled.
 
@@ -204,10 +216,6 @@ class HintBook:
             self.waiting[flat] = entry
         else:
             self.counts.cancelled.add(entry.nbytes)
-
-    def overtaken(self, flat: int) -> None:
-        """The read was taken back before a drive began, by a request for this very expert."""
-        self.counts.dropped[DropReason.OVERTAKEN].add(self.reading.pop(flat).nbytes)
 
     def drop(self, flat: int, reason: DropReason) -> None:
         """A waiting expert is given up."""
