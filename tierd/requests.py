@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tierd.prefetch.counts import PrefetchCounts
 
@@ -59,8 +59,7 @@ class EvictionReason(Enum):
     SHRINK = "shrink"
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireRequest:
+class AcquireRequest(NamedTuple):
     """Experts of one layer that a session wants to read.
 
     Attributes:
@@ -85,8 +84,7 @@ class AcquireRequest:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """An expert that is readable at the slot named by the residency table's `word`, until release."""
 
     expert: int

@@ -5,8 +5,10 @@ Every method is called on the daemon's loop and takes about a microsecond.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import nan
 from typing import Final
 
 import numpy as np
@@ -67,6 +69,7 @@ class Activity:
     def __init__(self, geometry: Geometry, clock: Callable[[], float]) -> None:
         self.recorder = FlightRecorder(clock)
         self.uses: NDArray[np.uint32] = np.zeros(geometry.experts_total, dtype=np.uint32)
+        self._quick_uses = self.uses.data
         self.expert_waits = {outcome: Histogram(WAIT_SECONDS) for outcome in Outcome}
         self.layer_waits = {phase: Histogram(WAIT_SECONDS) for phase in Phase}
         self.regrets = Histogram(_REGRET_SECONDS)
@@ -75,7 +78,7 @@ class Activity:
         self._ranges = {entry.layer: (geometry.layer_start(entry.layer), entry.experts) for entry in geometry.layers}
         self._clock = clock
         self._asked: dict[int, _Asked] = {}
-        self._left_at = np.full(geometry.experts_total, np.nan)
+        self._left_at = array("d", [nan]) * geometry.experts_total
         self._places = [(entry.layer, expert) for entry in geometry.layers for expert in range(entry.experts)]
 
     # What the broker, its policy and the drives tell.
@@ -110,14 +113,16 @@ class Activity:
         """A session's request was taken; what it had asked for before is over."""
         now = self._clock()
         start, experts = self._ranges.get(request.layer, (0, 0))
-        if any(not 0 <= expert < experts for expert in request.experts):
+        if not (request.experts and 0 <= min(request.experts) <= max(request.experts) < experts):
             return  # the broker will say so
-        for flat in (start + expert for expert in request.experts):
-            self.uses[flat] += 1
-            gap = now - self._left_at[flat]
+        uses, left_at = self._quick_uses, self._left_at
+        for expert in request.experts:
+            flat = start + expert
+            uses[flat] = (uses[flat] + 1) & 0xFFFFFFFF
+            gap = now - left_at[flat]
             if gap >= 0:
-                self.regrets.observe(float(gap))
-                self._left_at[flat] = np.nan
+                self.regrets.observe(gap)
+                left_at[flat] = nan
         count = len(request.experts)
         self._asked[session_id] = _Asked(request.id, request.layer, request.phase, now, count, count)
 

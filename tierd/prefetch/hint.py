@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 __all__ = ["Hint", "likeliest"]
 
 _MOST_LEAD_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """Experts of one layer that a session will probably want. It replaces the session's last hint for the layer.
 
     Attributes:
@@ -39,8 +39,10 @@ def likeliest(experts: Sequence[int], probabilities: Sequence[float], most: int)
     Experts named again, and those with a probability outside 0 (exclusive) to 1, are left out.
     """
     missing = len(experts) - len(probabilities)
+    if missing > 0:
+        probabilities = [*probabilities, *[1.0] * missing]
     named: dict[int, float] = {}
-    for expert, probability in zip(experts, [*probabilities, *[1.0] * max(0, missing)], strict=False):
+    for expert, probability in zip(experts, probabilities, strict=False):
         if expert not in named and 0 < probability <= 1:
             named[expert] = probability
-    return sorted(named.items(), key=lambda item: -item[1])[:most]
+    return sorted(named.items(), key=itemgetter(1), reverse=True)[:most]

@@ -46,6 +46,11 @@ class Hinted:
 
     def gain(self, now: float, read_seconds: float) -> float:
         """Probability times the share of a read's time that a read begun now would save."""
+        if len(self.wishes) == 1:
+            (wish,) = self.wishes.values()
+            if wish.due is None or read_seconds <= 0:
+                return self.probability
+            return self.probability * min(1.0, max(0.0, wish.due - now) / read_seconds)
         dues = [wish.due for wish in self.wishes.values() if wish.due is not None]
         if not dues or len(dues) < len(self.wishes) or read_seconds <= 0:
             return self.probability
@@ -140,7 +145,7 @@ class HintBook:
                 continue
             mine += 1
             self.waiting[flat] = Hinted(flat, layer, nbytes, {session: Wish(step, probability, due)})
-        return self._forget(session, lambda entry: entry.layer == layer and entry.flat not in named, None)
+        return self._forget(session, lambda entry: entry.layer == layer and entry.flat not in named)
 
     def passed(self, session: int, step: int, layer: int, wanted: Collection[int]) -> list[int]:
         """What `reached` will say of experts that are being read, which is urgent.
@@ -168,17 +173,23 @@ class HintBook:
             if entry is not None:
                 self.counts.dropped[DropReason.OVERTAKEN].add(entry.nbytes)
 
-        def when(entry: Hinted) -> tuple[int, int]:
-            return entry.wishes[session].step, entry.layer
-
-        self._forget(session, lambda entry: when(entry) == place, None)
-        unwanted = self._forget(session, lambda entry: when(entry) < place, DropReason.EXPIRED)
-        return [flat for flat in unwanted if flat not in wanted]
+        given_up = []
+        for entries in (self.waiting, self.reading, self.landed):
+            for entry in entries.values():
+                wish = entry.wishes.get(session)
+                if wish is not None and (then := (wish.step, entry.layer)) <= place:
+                    del entry.wishes[session]
+                    if not entry.wishes and entries is self.waiting:
+                        given_up.append((entry, then < place))
+        for entry, too_late in given_up:
+            del self.waiting[entry.flat]
+            (self.counts.dropped[DropReason.EXPIRED] if too_late else self.counts.cancelled).add(entry.nbytes)
+        return [flat for flat, entry in self.reading.items() if not entry.wishes and flat not in wanted]
 
     def ended(self, session: int) -> list[int]:
         """The session is over. Returns: see `hint`."""
         self._reached.pop(session, None)
-        return self._forget(session, lambda _entry: True, None)
+        return self._forget(session, lambda _entry: True)
 
     # What becomes a read.
 
@@ -187,23 +198,25 @@ class HintBook:
 
         Those that could only begin when their layer is expected to have started are dropped.
         """
-        for flat, entry in list(self.waiting.items()):
+        nearest: dict[int, tuple[int, int]] = {}
+        for entry in list(self.waiting.values()):
             for session, wish in list(entry.wishes.items()):
                 if wish.due is not None and wish.due <= now:
                     del entry.wishes[session]
-            if not entry.wishes:
-                self.drop(flat, DropReason.DEADLINE)
-        nearest: dict[int, tuple[int, int]] = {}
-        for entry in self.waiting.values():
-            for session, wish in entry.wishes.items():
+                    continue
                 place = (wish.step, entry.layer)
-                nearest[session] = min(nearest.get(session, place), place)
-
-        def order(entry: Hinted) -> tuple[bool, float]:
-            near = any((wish.step, entry.layer) == nearest[session] for session, wish in entry.wishes.items())
-            return near, entry.gain(now, read_seconds)
-
-        return max(self.waiting.values(), key=order, default=None)
+                if session not in nearest or place < nearest[session]:
+                    nearest[session] = place
+            if not entry.wishes:
+                self.drop(entry.flat, DropReason.DEADLINE)
+        best, found = (False, -1.0), None
+        for entry in self.waiting.values():
+            near = False
+            for session, wish in entry.wishes.items():
+                near = near or nearest[session] == (wish.step, entry.layer)
+            if near >= best[0] and (key := (near, entry.gain(now, read_seconds))) > best:
+                best, found = key, entry
+        return found
 
     def begun(self, flat: int) -> None:
         """The read of a waiting expert begins."""
@@ -248,13 +261,12 @@ class HintBook:
     def _entry(self, flat: int) -> Hinted | None:
         return self.waiting.get(flat) or self.reading.get(flat) or self.landed.get(flat)
 
-    def _forget(self, session: int, which: Callable[[Hinted], bool], reason: DropReason | None) -> list[int]:
-        """End the session's wishes for some entries; None for `reason` counts those that are given up as cancelled."""
+    def _forget(self, session: int, which: Callable[[Hinted], bool]) -> list[int]:
+        """End the session's wishes for some entries; what nobody wants then is cancelled. Returns: see `hint`."""
         for entries in (self.waiting, self.reading, self.landed):
             for entry in entries.values():
                 if session in entry.wishes and which(entry):
                     del entry.wishes[session]
         for flat in [flat for flat, entry in self.waiting.items() if not entry.wishes]:
-            nbytes = self.waiting.pop(flat).nbytes
-            (self.counts.cancelled if reason is None else self.counts.dropped[reason]).add(nbytes)
+            self.counts.cancelled.add(self.waiting.pop(flat).nbytes)
         return [flat for flat, entry in self.reading.items() if not entry.wishes]

@@ -33,8 +33,12 @@ class HintTrust:
         self._open[step, layer] = (flats, claimed)
         while len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
-        right, all_claimed = self._right, self._claimed
-        return [claim * min(1.0, right[place] / all_claimed[place]) for claim in claimed for place in (_bin(claim),)]
+        worth = []
+        for claim in claimed:
+            place = _bin(claim)
+            right, of = self._right[place], self._claimed[place]
+            worth.append(claim * (right / of) if right < of else claim)
+        return worth
 
     def reached(self, step: int, layer: int, chosen: Collection[int]) -> None:
         """The session's router chose these experts of a layer, by flat number."""

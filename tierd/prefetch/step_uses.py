@@ -38,7 +38,10 @@ class StepUses:
 
     def recent(self, expert: int) -> bool:
         """Whether some session used the expert in this step or the last."""
-        return any(expert in steps.this or expert in steps.last for steps in self._sessions.values())
+        for steps in self._sessions.values():  # noqa: SIM110 - asked for each expert that could leave
+            if expert in steps.this or expert in steps.last:
+                return True
+        return False
 
     def ended(self, session: int) -> None:
         """The session is over; harmless for an unknown one."""

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -49,8 +50,8 @@ def _hint(hint: pb.Hint) -> Hint:
     return Hint(
         step=hint.step,
         layer=hint.layer,
-        experts=tuple(hint.experts[:_MAX_HINTED]),
-        probabilities=tuple(hint.probabilities[:_MAX_HINTED]),
+        experts=tuple(islice(hint.experts, _MAX_HINTED)),
+        probabilities=tuple(islice(hint.probabilities, _MAX_HINTED)),
         lead=hint.lead_us / 1e6,
     )
 
@@ -242,15 +243,16 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 self._watch.asked(session.id, request)
                 session.asked(request.id, len(request.experts))
                 self._broker.acquire(session.id, request)
-                session.last_acquire_id = message.acquire.id
+                session.last_acquire_id = request.id
             case "release":
                 self._broker.release(session.id, message.release.acquire_id)
             case "cancel":
                 self._broker.cancel(session.id, message.cancel.acquire_id)
             case "hint":
                 # An absurd hint is cut to size and costs nothing: hints never end a session.
-                self._watch.hinted(session.id, message.hint.layer, len(message.hint.experts))
-                self._broker.hint(session.id, _hint(message.hint))
+                hint = _hint(message.hint)
+                self._watch.hinted(session.id, hint.layer, len(hint.experts))
+                self._broker.hint(session.id, hint)
             case "step":
                 self._broker.said(session.id, message.step.step, message.step.tokens[:_MAX_SAID])
             case other:
