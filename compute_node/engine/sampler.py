@@ -6,23 +6,25 @@ on gets the same tokens. Everything is float64 in a fixed order; ties go to the 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.engine.exponential import exp
 from tierd.errors import TierdError, UsageError
+
+if TYPE_CHECKING:
+    from compute_node.kernels.draw import Draw
 
 __all__ = ["Sampling", "choose_token"]
 
-_CUT: Final = 50.0
-"""Tokens less likely than the best by e^50 or more are never drawn; their sum is below float64's resolution."""
 _MAX_SEED: Final = (1 << 64) - 1
 _MOST_BIASED: Final = 1024
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,19 +132,30 @@ def choose_token(
 def _adjust(
     logits: NDArray[np.float32], sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]
 ) -> NDArray[np.float32]:
-    """Penalties and biases; each is applied once per token id, in float64."""
-    changed = logits.astype(np.float64)
-    if sampling.repetition_penalty != 1.0:
+    """Penalties and biases; each is applied once per token id, in float64, and rounded when all have been.
+
+    What is too large for float32 then is the largest float32.
+    """
+    changed, penalty = logits.copy(), sampling.repetition_penalty
+    seen: set[int] = set()
+    if penalty != 1.0:
         # As in Keskar et al. 2019 (CTRL), however often a token was seen.
-        ids = np.fromiter(sorted({*prompt, *generated}), np.int64)
-        chosen, penalty = changed[ids], sampling.repetition_penalty
-        changed[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+        seen = {*prompt, *generated}
+        ids = np.fromiter(seen, np.int64, len(seen))
+        chosen = logits[ids].astype(np.float64)
+        changed[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty).clip(-_LARGEST, _LARGEST)
+    less: dict[int, float] = {}
     if sampling.frequency_penalty or sampling.presence_penalty:
-        for token, count in Counter(generated).items():
-            changed[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
-    for token, bias in sampling.logit_bias:
-        changed[token] += bias
-    return changed.astype(np.float32)
+        frequency, presence = sampling.frequency_penalty, sampling.presence_penalty
+        less = {token: count * frequency + presence for token, count in Counter(generated).items()}
+    more = dict(sampling.logit_bias)
+    for token in less.keys() | more.keys():
+        value = float(logits[token])
+        if token in seen:
+            value = value / penalty if value > 0 else value * penalty
+        value = value - less.get(token, 0.0) + more.get(token, 0.0)
+        changed[token] = min(max(value, -_LARGEST), _LARGEST)
+    return changed
 
 
 def _restrict(
@@ -157,29 +170,28 @@ def _restrict(
     return kept
 
 
+class _Draws(threading.local):
+    """What the thread draws with: scratch for the vocabulary that it drew from last."""
+
+    ready: Draw | None = None
+
+
+_DRAWS: Final = _Draws()
+
+
 def _draw(logits: NDArray[np.float32], position: int, sampling: Sampling) -> int:
-    best = np.float64(logits.max())
-    with np.errstate(over="ignore"):  # by a temperature near zero: minus infinity is as good
-        scaled = (logits.astype(np.float64) - best) / sampling.temperature
-    candidates = np.flatnonzero(scaled > -_CUT)
-    if 0 < sampling.top_k < candidates.size:
-        threshold = np.partition(scaled[candidates], -sampling.top_k)[-sampling.top_k]
-        candidates = candidates[scaled[candidates] >= threshold]
-    # Stable, so that among equals the lower id comes first.
-    candidates = candidates[np.argsort(-scaled[candidates], kind="stable")]
-    if sampling.top_k:
-        candidates = candidates[: sampling.top_k]
-    weights = exp(scaled[candidates])
-    # cumsum adds one by one in order; a sum may be split differently on another machine.
-    sums = np.cumsum(weights)
-    if sampling.top_p < 1:
-        keep = int(np.searchsorted(sums, sampling.top_p * sums[-1], side="left")) + 1
-        weights, sums = weights[:keep], sums[:keep]
-    if sampling.min_p > 0:
-        # The likeliest token has weight 1.
-        keep = int(np.count_nonzero(weights >= sampling.min_p))
-        sums = sums[:keep]
-    generator = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, position], np.uint64)))
-    target = generator.random() * sums[-1]
-    place = int(np.searchsorted(sums, target, side="right"))
-    return int(candidates[min(place, sums.size - 1)])
+    draw = _DRAWS.ready
+    if draw is None or draw.width != logits.size:
+        # A node that never draws need not load it.
+        from compute_node.kernels.draw import Draw  # noqa: PLC0415
+
+        draw = _DRAWS.ready = Draw(logits.size)
+    return draw(
+        np.ascontiguousarray(logits),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        position=position,
+    )

@@ -33,6 +33,10 @@ from compute_node.kernels.rope import rope, rope_tables  # noqa: E402
 from compute_node.kernels.router import RoutingRule, router  # noqa: E402
 from compute_node.kernels.segment import Segment  # noqa: E402
 
+if next(_CACHE.glob("*/draw.*.nbi"), None) is None:
+    # A greedy node never loads it, but what has to be compiled is compiled at the first start, not at the first draw.
+    import compute_node.kernels.draw  # noqa: F401
+
 __all__ = [
     "FORMATS",
     "NUMERICS",
