@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from compute_node.kernel_choice import KernelChoice
 from tierd.settings import LayeredSettings
 
 __all__ = ["NodeSettings", "WorkerSettings"]
@@ -22,6 +23,8 @@ class NodeSettings(LayeredSettings):
         device: that computes with `transformers`: `cpu`, `cuda`, `cuda:1`.
         vram: most bytes of experts that are kept on that device; None keeps none.
         numerics: `exact`, or `fast`: activations as signed bytes wherever weights are quantised.
+        kernels: which machine code computes: `avx512`, `avx2` or `portable`; `auto`: the best for this processor. All
+            compute the same bits.
         threads: native threads; None: the cores that the process may use.
         context: most tokens of a conversation; None: what the checkpoint was made for, at most 4096.
         kv_cache: RAM for the KV cache, as bytes or a share of this host's RAM; None: what all contexts take, at most a
@@ -67,6 +70,7 @@ class NodeSettings(LayeredSettings):
     device: str = "cpu"
     vram: str | None = None
     numerics: Literal["exact", "fast"] = "exact"
+    kernels: KernelChoice = "auto"
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     context: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     kv_cache: str | None = None
@@ -126,6 +130,7 @@ class WorkerSettings(LayeredSettings):
         max_nodes: nodes at once.
         rows: most rows of one request.
         numerics: of the kernels; nodes with others are refused.
+        kernels: which machine code they are, as for a node; nodes with another are refused.
         threads: native threads; None: the cores that the process may use.
         in_process: read the store without a daemon.
         arena: RAM for experts of a private daemon or of the process itself.
@@ -145,6 +150,7 @@ class WorkerSettings(LayeredSettings):
     max_nodes: Annotated[int, Field(ge=1, le=4096)] = 64
     rows: Annotated[int, Field(ge=1, le=1024)] = 64
     numerics: Literal["exact", "fast"] = "exact"
+    kernels: KernelChoice = "auto"
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     in_process: bool = False
     arena: str | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Final
 
 import typer
 
+from compute_node.kernel_choice import VARIABLE, force_kernels
 from tierd.outline import add_outline
 
 __all__ = ["MEASUREMENTS", "register"]
@@ -70,6 +72,8 @@ def register(app: typer.Typer, wanted: str | None = None) -> None:
     if wanted is not None and wanted not in MEASUREMENTS:
         add_outline(group, {name: summary for name, (_, summary) in MEASUREMENTS.items()})
     else:
+        if wanted is not None:  # else for documentation
+            force_kernels(os.environ.get(VARIABLE, "auto"))  # measurements import the kernels
         found = MEASUREMENTS.values() if wanted is None else [MEASUREMENTS[wanted]]
         for module in dict.fromkeys(module for module, _ in found):
             import_module(f"compute_node.commands.bench_{module}").register(group)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from compute_node.kernel_choice import force_kernels
 from compute_node.settings import NodeSettings
 from tierd.errors import UsageError
 from tierd.option_tables import Given, OptionTable
@@ -19,6 +20,7 @@ __all__ = [
     "Arena",
     "Config",
     "InProcessFlag",
+    "Kernels",
     "Numerics",
     "Seed",
     "Store",
@@ -32,6 +34,10 @@ Store = Annotated[str, typer.Argument(help="Directory of a store, unix:PATH, or 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file; its table `node` gives defaults.")]
 Numerics = Annotated[
     str | None, typer.Option("--numerics", help="exact (default), or fast: activations as bytes where weights are.")
+]
+Kernels = Annotated[
+    str | None,
+    typer.Option("--kernels", help="Machine code: avx512, avx2, portable, or auto (default); with the same bits."),
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Native threads. Default: the cores it may use.")]
 InProcessFlag = Annotated[
@@ -76,6 +82,7 @@ MODEL: Final[OptionTable] = {
     "vram": Annotated[
         str | None, typer.Option("--vram", help="Memory of that device for experts: 8GiB. Default: none.")
     ],
+    "kernels": Kernels,
     "threads": Threads,
     "context": Annotated[
         int | None,
@@ -110,7 +117,9 @@ MODEL: Final[OptionTable] = {
 }
 """How the model is run, and where its experts are."""
 
-RUN: Final[OptionTable] = {name: MODEL[name] for name in ("numerics", "threads", "context", "in_process", "arena")}
+RUN: Final[OptionTable] = {
+    name: MODEL[name] for name in ("numerics", "kernels", "threads", "context", "in_process", "arena")
+}
 """The part of it that matters where nothing is written for people."""
 
 
@@ -120,6 +129,7 @@ def load_settings(config: Path | None, *given: Given, **flags: Any) -> NodeSetti
         flags |= options
     settings = NodeSettings.load(config=config, table="node", flags=flags)
     check_device(settings.engine, settings)
+    force_kernels(settings.kernels)
     return settings
 
 

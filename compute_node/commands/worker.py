@@ -9,6 +9,7 @@ import typer
 
 from compute_node.commands import options
 from compute_node.commands.far_options import TlsCa, TlsName
+from compute_node.kernel_choice import force_kernels
 from compute_node.settings import WorkerSettings
 from tierd.client.own_daemon import early_daemon
 from tierd.errors import UsageError
@@ -39,6 +40,7 @@ OPTIONS: Final[OptionTable] = {
     "max_nodes": Annotated[int | None, typer.Option("--max-nodes", help="Nodes at once. Default: 64.")],
     "rows": Annotated[int | None, typer.Option("--rows", help="Most tokens of one request. Default: 64.")],
     "numerics": options.Numerics,
+    "kernels": options.Kernels,
     "threads": options.Threads,
     "in_process": options.InProcessFlag,
     "arena": options.Arena,
@@ -67,6 +69,7 @@ def worker(
     settings = WorkerSettings.load(config=config, table="worker", flags=given)
     if not settings.listen:
         raise UsageError("a worker needs an address", hint="Such as --listen 127.0.0.1:9470.")
+    force_kernels(settings.kernels)
     with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
         # The kernels take a second to import, which --help need not wait for.
         from compute_node.commands.working import run_worker  # noqa: PLC0415

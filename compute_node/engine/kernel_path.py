@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compute_node.kernel_choice import path_of
 from compute_node.kernels.cache import processor
 
 __all__ = ["kernel_path"]
@@ -9,7 +10,4 @@ __all__ = ["kernel_path"]
 
 def kernel_path() -> str:
     """`avx512`, `avx2` or `portable`, by what kernels are compiled for; all three compute the same bits."""
-    present = {item[1:] for item in processor()[1].split(",") if item.startswith("+")}
-    if "avx512f" in present:
-        return "avx512"
-    return "avx2" if {"avx2", "fma"} <= present else "portable"
+    return path_of(processor()[1])
