@@ -122,7 +122,7 @@ def measure_decode(
         )
         if watched is not None:
             model.watch(watched.computed)
-        quiet = Quiet(beside=[daemon.pid])
+        quiet, speeds = Quiet(beside=[daemon.pid]), [probe.rate(_PROBE_SECONDS)]
         with quiet:
             for number in range(rounds):
                 tell(f"decoding, {number + 1} of {rounds}")
@@ -130,7 +130,10 @@ def measure_decode(
                 for side in sides if number % 2 == 0 else sides[::-1]:
                     model.hinting = hints if side == "on" else None
                     hints.restart(len(walk))
-                    found[side].append(_turn(walk, source, tokens, probe, watched))
+                    turn = _turn(walk, source, tokens, watched)
+                    # The drive's own speed drifts: a turn stands between two probes.
+                    speeds.append(probe.rate(_PROBE_SECONDS))
+                    found[side].append(turn | {"probe_bytes_per_second": sum(speeds[-2:]) / 2})
         if watched is not None and timeline is not None:
             dump = fetch_dump(daemon.address, _DUMP_SECONDS)
             watched.write(timeline, LoopThread.shared().run(dump, seconds=_CALL_SECONDS, what="the daemon's dump"))
@@ -152,9 +155,7 @@ def measure_decode(
     }  # fmt: skip
 
 
-def _turn(
-    walk: TokenWalk, source: ArenaSource, tokens: int, probe: DriveProbe, watched: Timeline | None
-) -> dict[str, Any]:
+def _turn(walk: TokenWalk, source: ArenaSource, tokens: int, watched: Timeline | None) -> dict[str, Any]:
     stats = source.stats
     before = dict(stats.outcomes), stats.wait_seconds, dict(stats.wait_by_outcome)
     prefetched = _prefetched(source)
@@ -168,7 +169,6 @@ def _turn(
         "outcomes": {name: count - before[0].get(name, 0) for name, count in stats.outcomes.items()},
         "wait_seconds": stats.wait_seconds - before[1],
         "wait_by_outcome": {name: value - before[2].get(name, 0.0) for name, value in stats.wait_by_outcome.items()},
-        "probe_bytes_per_second": probe.rate(_PROBE_SECONDS),
     }
 
 
