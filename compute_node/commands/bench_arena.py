@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compute_node.bench.arena import measure_arena
 from compute_node.bench.geometries import geometry_named
-from compute_node.bench.random_store import random_store
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from tierd.sizes import format_share
@@ -36,6 +34,10 @@ def arena(
 
     Random weights in a real model's sizes, all experts resident, the sides alternating, logits compared bit for bit.
     """
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.arena import measure_arena  # noqa: PLC0415
+    from compute_node.bench.random_store import random_store  # noqa: PLC0415
+
     progress = progress_lines()
     sizes = geometry_named(geometry)
     progress(f"store with the sizes of {sizes.name}, {layers} of {sizes.layers} layers")

@@ -9,11 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from compute_node.bench.decode_limit import decode_limit
-from compute_node.bench.decode_speed import measure_decode
 from compute_node.bench.geometries import geometry_named
-from compute_node.bench.memory_bandwidth import memory_bandwidth
-from compute_node.bench.random_store import random_store
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from compute_node.commands.bench_speed import Experts, check_formats
@@ -54,6 +50,12 @@ def decode(
     if prefetch not in PREFETCH:
         raise UsageError(f"unknown prefetch {prefetch!r}", hint=f"Known: {', '.join(PREFETCH)}.")
     check_formats(experts_format)
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.decode_limit import decode_limit  # noqa: PLC0415
+    from compute_node.bench.decode_speed import measure_decode  # noqa: PLC0415
+    from compute_node.bench.memory_bandwidth import memory_bandwidth  # noqa: PLC0415
+    from compute_node.bench.random_store import random_store  # noqa: PLC0415
+
     sizes_of, progress = geometry_named(geometry), progress_lines()
     random_store(sizes_of, layers=layers, experts=experts, experts_format=experts_format, tell=progress)
     found = measure_decode(

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from compute_node.bench.far_speed import measure_far
 from compute_node.bench.geometries import geometry_named
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json, progress_lines, say_void
@@ -40,6 +39,9 @@ def far(
     A daemon with all experts in RAM and a worker stand on one side, nodes by bytes and by worker on the other, behind a
     token bucket and a proxy that delays. A node beside the daemon says what the tokens must be.
     """
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.far_speed import measure_far  # noqa: PLC0415
+
     found = measure_far(
         geometry_named(geometry),
         layers=layers,

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from compute_node.bench.geometries import geometry_named
-from compute_node.bench.llama_cpp import measure_llama_cpp
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json, progress_lines
 
@@ -37,6 +36,9 @@ def llama_cpp(
 
     Both sides have the same weights.
     """
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.llama_cpp import measure_llama_cpp  # noqa: PLC0415
+
     config = geometry_named(geometry).cut(layers)
     found = measure_llama_cpp(
         config,

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from compute_node.bench.geometries import geometry_named
-from compute_node.bench.near_speed import measure_near
 from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from tierd.sizes import format_bytes
 
@@ -33,6 +32,9 @@ def near(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with both raw sides.")] = False,
 ) -> None:
     """Decode on two nodes that share one daemon and all cores, then kill one in the middle of its work."""
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.near_speed import measure_near  # noqa: PLC0415
+
     found = measure_near(
         geometry_named(geometry),
         layers=layers,

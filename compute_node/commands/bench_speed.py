@@ -10,10 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from compute_node.bench.geometries import GEOMETRIES, geometry_named
-from compute_node.bench.kernel_speed import measure_kernels
-from compute_node.bench.memory_bandwidth import cache_bytes
-from compute_node.bench.step_costs import measure_costs
-from compute_node.bench.step_speed import measure_prefill, measure_step
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json, progress_lines, say_void
 from tierd.errors import UsageError
@@ -57,6 +53,10 @@ def kernels(
     as_json: AsJson = False,
 ) -> None:
     """Matrix-vector products beside plain reading of memory."""
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.kernel_speed import measure_kernels  # noqa: PLC0415
+    from compute_node.bench.memory_bandwidth import cache_bytes  # noqa: PLC0415
+
     console, tell = Console(highlight=False), progress_lines()
     cached = cache_bytes()
     speeds, facts = measure_kernels(
@@ -98,6 +98,9 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """One decode step with all experts resident: fused, op by op, and the bandwidth that it reaches."""
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.step_speed import measure_step  # noqa: PLC0415
+
     console, tell = Console(highlight=False), progress_lines()
     config = geometry_named(geometry).cut(layers)
     check_formats(experts_format)
@@ -140,6 +143,9 @@ def costs(
     as_json: AsJson = False,
 ) -> None:
     """What a token costs by the length of its text and by how many texts share a step, beside what has to move."""
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.step_costs import measure_costs  # noqa: PLC0415
+
     console, tell = Console(highlight=False), progress_lines()
     check_formats(experts_format)
     found, facts = measure_costs(
@@ -177,6 +183,9 @@ def prefill(
     as_json: AsJson = False,
 ) -> None:
     """A prompt with all experts resident."""
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.step_speed import measure_prefill  # noqa: PLC0415
+
     console, tell = Console(highlight=False), progress_lines()
     config = geometry_named(geometry).cut(layers)
     check_formats(experts_format)

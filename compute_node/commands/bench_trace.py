@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from compute_node.bench.recorded_walk import RecordedWalk
 from compute_node.commands import options
 from compute_node.commands.bench_output import print_json
-from compute_node.commands.opening import open_store
+from compute_node.settings import NodeSettings
+from tierd.client.own_daemon import early_daemon
+from tierd.client.private_daemon import PrivateDaemon
 from tierd.option_tables import Given, with_options
-from tierd.policy.trace import load_trace
 from tierd.sizes import format_share
 
 __all__ = ["register", "trace"]
@@ -41,10 +41,8 @@ def trace(
 ) -> None:
     """Decode the tokens of a recorded run again: the same work for every setting, whatever it would have generated."""
     settings = options.load_settings(config, given)
-    found = load_trace(recorded)
-    console = Console(stderr=True, highlight=False)
-    with open_store(store, settings, name="bench", console=console) as opened:
-        report = RecordedWalk(opened.model, found, tokens).measure(rounds)
+    with early_daemon(store, in_process=settings.in_process, arena=settings.arena) as daemon:
+        report = _measure(store, settings, recorded, daemon, tokens=tokens, rounds=rounds)
     if as_json:
         print_json(report)
         return
@@ -56,3 +54,17 @@ def trace(
         f"{format_share(report['hit_rate'])} were in RAM",
         markup=False,
     )
+
+
+def _measure(
+    store: str, settings: NodeSettings, recorded: Path, daemon: PrivateDaemon | None, *, tokens: int, rounds: int
+) -> dict[str, Any]:
+    # The kernels take seconds to import, which --help need not wait for.
+    from compute_node.bench.recorded_walk import RecordedWalk  # noqa: PLC0415
+    from compute_node.commands.opening import open_store  # noqa: PLC0415
+    from tierd.policy.trace import load_trace  # noqa: PLC0415
+
+    found = load_trace(recorded)
+    console = Console(stderr=True, highlight=False)
+    with open_store(store, settings, name="bench", daemon=daemon, console=console) as opened:
+        return RecordedWalk(opened.model, found, tokens).measure(rounds)
