@@ -96,6 +96,15 @@ class SlotLife(RuleBasedStateMachine):
             self.freed(slot)
             del self.experts[slot]
 
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def retake(self, slot):
+        legal = self.states[slot] is SlotState.READY and not self.grants[slot] and slot < self.active
+        self.attempt(legal, self.table.retake, slot)
+        if legal:
+            self.freed(slot)
+            del self.experts[slot]
+            self.taken.add(slot)
+
     @rule(active=st.integers(1, SLOTS))
     def resize(self, active):
         self.table.set_active(active)

@@ -14,7 +14,7 @@ USES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 9
 def test_the_two_newest_steps_of_each_session_count(uses):
     guard = StepUses()
     for session, step, expert in sorted(uses, key=lambda use: use[1]):
-        guard.used(session, step, expert)
+        guard.used(session, step, [expert])
     recent = set()
     for session in {use[0] for use in uses}:
         newest = sorted({step for who, step, _ in uses if who == session})[-2:]
@@ -24,18 +24,18 @@ def test_the_two_newest_steps_of_each_session_count(uses):
 
 def test_uses_told_late_still_count():
     guard = StepUses()
-    guard.used(1, 5, 50)
-    guard.used(1, 4, 40)
-    guard.used(1, 4, 41)
-    guard.used(1, 2, 20)
+    guard.used(1, 5, [50])
+    guard.used(1, 4, [40])
+    guard.used(1, 4, [41])
+    guard.used(1, 2, [20])
     assert [expert for expert in (20, 40, 41, 50) if guard.recent(expert)] == [40, 41, 50]
-    guard.used(1, 6, 60)
+    guard.used(1, 6, [60])
     assert [expert for expert in (40, 50, 60) if guard.recent(expert)] == [50, 60]
 
 
 def test_an_ended_session_guards_nothing():
     guard = StepUses()
-    guard.used(1, 0, 5)
+    guard.used(1, 0, [5])
     guard.ended(1)
     guard.ended(2)
     assert not guard.recent(5)

@@ -118,7 +118,7 @@ class Arena:
     @property
     def granted(self) -> int:
         """Ready slots with at least one grant."""
-        return self._states.counts().granted
+        return self._states.granted
 
     @property
     def spares_left(self) -> int:
@@ -269,11 +269,7 @@ class Arena:
             self._table.store(expert, ABSENT)
         self._full_fence()
         for slot in slots:
-            self._states.retire(slot)
-            self._states.free(slot)
-        # The free list is last in, first out: these are the very slots that were freed.
-        for _ in slots:
-            self._states.take_free()
+            self._states.retake(slot)
 
     def give_back(self, slot: int) -> None:
         """The filling slot was not filled and is free again; its last system call has returned."""

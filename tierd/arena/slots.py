@@ -106,6 +106,11 @@ class SlotTable:
         self._free_list = back + [slot for slot in self._free_list if slot < active]
 
     @property
+    def granted(self) -> int:
+        """Slots with at least one grant."""
+        return self._granted
+
+    @property
     def available(self) -> int:
         """Slots that `take_free` can still give."""
         return len(self._free_list)
@@ -157,6 +162,15 @@ class SlotTable:
         if self._grants[slot]:
             raise ArenaError(f"slot {slot} has {self._grants[slot]} grants and cannot retire")
         self._move(slot, SlotState.RETIRED)
+
+    def retake(self, slot: int) -> None:
+        """The slot, below `active`, retires, becomes free and is taken again, for `fill` or `give_back`, in one."""
+        self._expect(slot, SlotState.READY, "retire")
+        if self._grants[slot] or slot >= self.active:
+            raise ArenaError(f"slot {slot} has {self._grants[slot]} grants or no place, and cannot be taken again")
+        self._experts[slot] = None
+        self._move(slot, SlotState.FREE)
+        self._taken[slot] = 1
 
     def free(self, slot: int) -> None:
         """Nothing reads or writes the slot any more; it may be taken again."""

@@ -259,8 +259,10 @@ class Broker:
 
     def _fits(self, acquire: Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
-        new = self._resident.lacking(acquire.wanted, acquire.used, self._reading)
-        return self._memory.granted + len(self._reading) + new <= self._memory.slots
+        room = self._memory.slots - self._memory.granted - len(self._reading)
+        if len(acquire.wanted) + len(acquire.used) <= room:
+            return True
+        return self._resident.lacking(acquire.wanted, acquire.used, self._reading) <= room
 
     def _start(self, acquire: Acquire) -> None:
         acquire.queued = False
@@ -288,8 +290,7 @@ class Broker:
         self._starting += 1
         self.fair.begin(session.id, starting)
         # The drives have what is wanted; all else can wait.
-        for flat in used:
-            self.ahead.used(session.id, acquire.request.step, flat)
+        self.ahead.used(session.id, acquire.request.step, used)
         self._starting -= 1
         self._settle(acquire)
 
@@ -315,9 +316,9 @@ class Broker:
         for flat in acquire.used:
             if (resident := self._resident.get(flat)) is not None:
                 used.append(flat)
-                self._policy.used(flat)
                 self._memory.grant(resident.slot)
                 acquire.granted.append(resident)
+        self._policy.used_many(used)
         return used
 
     def _known(self, flat: int) -> bool:
@@ -389,7 +390,8 @@ class Broker:
         acquire, session.acquire = session.acquire, None
         if acquire is None:
             return
-        self._refuse_rest(acquire, Reason.CANCELLED, why, tell=tell)
+        if acquire.unanswered:
+            self._refuse_rest(acquire, Reason.CANCELLED, why, tell=tell)
         for resident in acquire.granted:
             self._memory.ungrant(resident.slot)
         acquire.granted.clear()

@@ -213,12 +213,15 @@ class ReadingAhead:
             if hint is not None:
                 self._guessed(session, hint)
 
-    def used(self, session: int, step: int, flat: int) -> None:
-        """The session uses the expert, or waits for it."""
-        self.uses.used(session, step, flat)
-        self.book.used(flat)
+    def used(self, session: int, step: int, flats: Collection[int]) -> None:
+        """The session uses the experts, or waits for them."""
+        self.uses.used(session, step, flats)
+        if self.book.unused:
+            for flat in flats:
+                self.book.used(flat)
         if self._options.guesses is not None and session not in self._hinting:
-            self._options.guesses.used(session, step, flat)
+            for flat in flats:
+                self._options.guesses.used(session, step, flat)
 
     def ended(self, session: int) -> None:
         """The session is over."""

@@ -54,7 +54,7 @@ class UnaskedUses:
         catalogue: knows the layer of a flat number.
 
     Attributes:
-        used: told of every use of an open session as well: session, step, flat number.
+        used: told of every use of an open session as well: session, step, flat numbers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class UnaskedUses:
         policy: EvictionPolicy,
         catalogue: Catalogue,
     ) -> None:
-        self.used: Callable[[int, int, int], object] = lambda _session, _step, _flat: None
+        self.used: Callable[[int, int, list[int]], object] = lambda _session, _step, _flats: None
         self._memory = memory
         self._stats = stats
         self._policy = policy
@@ -108,7 +108,8 @@ class UnaskedUses:
         for session_id, new in self._memory.new_uses(asking):
             told = self._told.get(session_id)
             most = max(1, _MOST_TOLD // max(1, len(new)))
-            place, together = None, list[int]()
+            place: tuple[int, int, bool] | None = None
+            together: list[int] = []
             for flat, step, prefill, decode in new:
                 uses = min(prefill + decode, most)
                 if told and flat in told:
@@ -116,18 +117,23 @@ class UnaskedUses:
                     uses -= 1
                 if not uses or not present(flat):
                     continue
-                if told is not None:
-                    self.used(session_id, step, flat)
-                if place != (here := (step, self._layer(flat), prefill > decode)):
-                    if together:
-                        self._policy.used_many(together)
-                    place, together = here, []
-                    self._policy.visit(session_id, here[0], here[1], prefill=here[2])
+                here = (step, self._layer(flat), prefill > decode)
+                if place is not None and place != here:
+                    self._tell(session_id, place, together)
+                    together = []
+                place = here
                 together.extend([flat] * uses)
-            if together:
-                self._policy.used_many(together)
+            if place is not None:
+                self._tell(session_id, place, together)
             if told is None:
                 self._policy.ended(session_id)
+
+    def _tell(self, session_id: int, place: tuple[int, int, bool], flats: list[int]) -> None:
+        step, layer, prefill = place
+        if session_id in self._told:
+            self.used(session_id, step, flats)
+        self._policy.visit(session_id, step, layer, prefill=prefill)
+        self._policy.used_many(flats)
 
     def told(self, session_id: int, flats: Collection[int]) -> None:
         """A request of the session tells of these uses itself, before they are counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 __all__ = ["StepUses"]
@@ -21,8 +22,8 @@ class StepUses:
     def __init__(self) -> None:
         self._sessions: dict[int, _Steps] = {}
 
-    def used(self, session: int, step: int, expert: int) -> None:
-        """The session used the expert in that step; uses may be told out of order."""
+    def used(self, session: int, step: int, experts: Collection[int]) -> None:
+        """The session used the experts in that step; uses may be told out of order."""
         steps = self._sessions.get(session)
         if steps is None:
             steps = self._sessions[session] = _Steps(step)
@@ -30,11 +31,11 @@ class StepUses:
             steps.before, steps.last = steps.newest, steps.this
             steps.newest, steps.this = step, set()
         if step == steps.newest:
-            steps.this.add(expert)
+            steps.this.update(experts)
         elif steps.before is None or step > steps.before:
-            steps.before, steps.last = step, {expert}
+            steps.before, steps.last = step, set(experts)
         elif step == steps.before:
-            steps.last.add(expert)
+            steps.last.update(experts)
 
     def recent(self, expert: int) -> bool:
         """Whether some session used the expert in this step or the last."""
