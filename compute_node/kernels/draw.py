@@ -92,14 +92,14 @@ def _value(_typing: Any, bits: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _number(bits: int) -> int:
+def _number(bits: int) -> Any:
     """Of a float32, given its bits as an int32: counted from both zeros, in the order of the values."""
     b = np.int64(bits)
     return b if b >= 0 else -_SIGN - b
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _float(number: int) -> float:
+def _float(number: int) -> Any:
     """The float32 of that number, as a float64."""
     return _value(number if number >= 0 else _SIGN - number)
 
@@ -108,7 +108,7 @@ def _float(number: int) -> float:
 def _farthest(top: int, temperature: float, limit: float) -> int:
     """The greatest distance from the float32 with number `top` at which d is still at most `limit`."""
     best = _float(top)
-    inside, outside = np.int64(0), top - _LOWEST
+    inside, outside = 0, top - _LOWEST
     while outside - inside > 1:
         middle = (inside + outside) >> 1
         if (best - _float(top - middle)) / temperature <= limit:
@@ -119,7 +119,7 @@ def _farthest(top: int, temperature: float, limit: float) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _look(m: Any) -> int:
+def _look(m: Any) -> Any:
     """Writes the largest logit of each block and returns the number of the largest of all."""
     logits, best, width = f32_at(m[_LOGITS]), f32_at(m[_BEST]), m[_WIDTH]
     whole = width // _BLOCK
@@ -145,12 +145,12 @@ def _collect(m: Any, top: int, reach: int) -> int:
             for j in range(block * _BLOCK, min((block + 1) * _BLOCK, width)):
                 distance = top - _number(logits[j])
                 items[count] = distance << ID_BITS | j
-                count += np.int64(distance <= reach)
+                count += int(distance <= reach)
     return count
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _reach(m: Any, top: int, limit: float) -> int:
+def _reach(m: Any, top: int, limit: float) -> Any:
     """How far below the largest a token may lie; the distances of the blocks' best tell enough for a top-k."""
     temperature = _f64_at(m[_NUMBERS])[_TEMPERATURE]
     reach = _farthest(top, temperature, limit)
@@ -164,7 +164,7 @@ def _reach(m: Any, top: int, limit: float) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _equal(top: int, temperature: float, distance: int) -> int:
+def _equal(top: int, temperature: float, distance: int) -> Any:
     """The greatest distance with the same d: where d rounds, several logits may have the same."""
     return _farthest(top, temperature, (_float(top) - _float(top - distance)) / temperature)
 
@@ -180,7 +180,7 @@ def _keep_nearest(m: Any, top: int, count: int) -> int:
     kept = 0
     for i in range(count):
         items[kept] = items[i]
-        kept += np.int64(items[i] >> ID_BITS <= reach)
+        kept += int(items[i] >> ID_BITS <= reach)
     return kept
 
 
@@ -228,7 +228,7 @@ def _first(sums: Any, count: int, value: float, above: bool) -> int:
 
 
 @cfunc("int64(int64)", cache=True, error_model="numpy")
-def _draw_kernel(args: int) -> int:
+def _draw_kernel(args: int) -> Any:
     """The token that is drawn."""
     m = i64_at(args)
     numbers = _f64_at(m[_NUMBERS])
@@ -248,7 +248,7 @@ def _draw_kernel(args: int) -> int:
     if numbers[_MIN_P] > 0:
         likely = 0
         for i in range(count):
-            likely += np.int64(weights[i] >= numbers[_MIN_P])
+            likely += int(weights[i] >= numbers[_MIN_P])
         count = max(likely, 1)
     target = keyed_uniform(m[_SEED], m[_POSITION]) * sums[count - 1]
     return i64_at(m[_ITEMS])[min(_first(sums, count, target, True), count - 1)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import njit
 
 from compute_node.engine.arithmetic import ARITHMETIC
 from compute_node.kernels import (
@@ -31,6 +32,8 @@ from compute_node.kernels import (
     rope,
     router,
 )
+from compute_node.kernels.draw import Draw
+from compute_node.kernels.exp64 import exp64
 from compute_node.kernels.op import address_of
 
 AVX2 = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+xsave,+cx16"
@@ -43,6 +46,8 @@ EXPECTED_BLOCKS = (
     "5634113ee70945ab2bc94e2b0e0ee2e4892a9c36a548ac742ddb408582f26e19",
 )
 """The same for fp8-e4m3, mxfp4 and int4-g32: exact, fast."""
+EXPECTED_DRAWS = "5a5f6b84af57c9281dfcdde70f97ad9014d011fec3ea5a6ce5b8578eb18cc33a"
+"""Of weights and tokens of draws; changes only if seeds give other tokens than they gave."""
 BLOCKS = ("fp8-e4m3", "mxfp4", "int4-g32")
 
 
@@ -130,6 +135,29 @@ def digest(numerics, formats=FORMATS[:4]):
     return found.hexdigest()
 
 
+@njit
+def exponentials(x):
+    for i in range(len(x)):
+        x[i] = exp64(x[i])
+
+
+def digest_of_draws():
+    """SHA-256 over exponentials and over tokens that were drawn by every rule."""
+    g = np.random.Generator(np.random.Philox(9))
+    weights = g.random(20_000) * -40
+    exponentials(weights)
+    logits, tokens = values(g, 3000) * np.float32(3), []
+    draw = Draw(logits.size)
+    for temperature, top_k, top_p, min_p in ((1, 0, 1, 0), (0.7, 40, 1, 0), (1.5, 0, 0.9, 0), (0.9, 500, 0.95, 0.01)):
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        tokens += [draw(logits, **how, seed=1, position=position) for position in range(50)]
+    return hashlib.sha256(weights.tobytes() + np.array(tokens).tobytes()).hexdigest()
+
+
+def test_seeds_give_the_tokens_that_they_gave():
+    assert digest_of_draws() == EXPECTED_DRAWS
+
+
 @pytest.mark.parametrize(("numerics", "expected"), [("exact", EXPECTED), ("fast", EXPECTED_FAST)])
 def test_the_bits_are_those_that_were_promised(numerics, expected):
     assert digest(numerics) == expected
@@ -157,8 +185,8 @@ def test_code_for_other_processors_gives_the_same_bits(name, features):
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve())], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [EXPECTED, EXPECTED_FAST, *EXPECTED_BLOCKS]
+    assert done.stdout.split() == [EXPECTED, EXPECTED_FAST, *EXPECTED_BLOCKS, EXPECTED_DRAWS]
 
 
 if __name__ == "__main__":
-    print(digest("exact"), digest("fast"), digest("exact", BLOCKS), digest("fast", BLOCKS))
+    print(digest("exact"), digest("fast"), digest("exact", BLOCKS), digest("fast", BLOCKS), digest_of_draws())
