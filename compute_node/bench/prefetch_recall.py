@@ -117,13 +117,15 @@ class _Comparison:
         self._table = TokenTable(experts)
         self._tokens = TokenScores(self._table, experts, geometry.top_k)
         self._guesses = [LayerGuess(count, geometry.top_k) for count in experts]
+        self._farther = [LayerGuess(count, geometry.top_k) for count in experts]
         self._pool = ReplayArena(DecayedFrequency(), slots)
         self._step = 0
         self.baseline = np.zeros(3, np.int64)  # useful, read, missed
         self.found = {name: _Found() for name in (BELIEVED, *PREDICTORS)}
         self.first = _Found()
         self._by_token, self._by_last = (LayerGuess(experts[0], geometry.top_k, maps=False) for _kind in range(2))
-        self.next_layer, self.this_token, self.last_token = _Outcomes(), _Outcomes(), _Outcomes()
+        self.next_layer, self.second_layer = _Outcomes(), _Outcomes()
+        self.this_token, self.last_token = _Outcomes(), _Outcomes()
 
     def run(self, states: RoutingStates, *, judged: bool) -> None:
         """One text: guess, then learn, as a node does."""
@@ -142,6 +144,8 @@ class _Comparison:
                     if resident.all():
                         known[:] = 0  # such a layer is looked ahead of before it is computed
                     self._look(states, row, token, place + 1, known, judged=judged)
+                if place + 2 < len(self._layers):
+                    self._look_farther(states, row, token, place + 2, known, judged=judged)
             chosen = states.routes[row] + self._starts[:-1, None].astype(np.int32)
             self._table.count(token, chosen, previous=previous)
             previous = token
@@ -150,7 +154,7 @@ class _Comparison:
         self, states: RoutingStates, row: int, token: int, previous: int | None, *, judged: bool
     ) -> None:
         """Of the first layer the token alone tells, and before it is known the one before it."""
-        absent = np.array([flat not in self._pool.resident for flat in range(int(self._starts[1]))])
+        absent = self._absent(0)
         chosen, wanted = states.routes[row, 0], np.zeros(len(absent), np.bool_)
         wanted[chosen] = True
         scores = self._tokens.of(token, 0)
@@ -176,12 +180,11 @@ class _Comparison:
         *,
         judged: bool,
     ) -> None:
-        start, end = int(self._starts[place]), int(self._starts[place + 1])
-        absent = np.array([flat not in self._pool.resident for flat in range(start, end)])
+        absent = self._absent(place)
         residual = states.residual[row, place - 1]
         plain, informed = self._model.route_ahead(self._layers[place], np.stack([residual, residual + known]))
         guess = self._guesses[place].guess(informed, self._tokens.of(token, place), absent)
-        chosen, wanted = states.routes[row, place], np.zeros(end - start, np.bool_)
+        chosen, wanted = states.routes[row, place], np.zeros(len(absent), np.bool_)
         wanted[chosen] = True
         if judged and guess is not None:
             top = np.zeros_like(wanted)
@@ -194,6 +197,24 @@ class _Comparison:
             self.next_layer.add(guess, chosen, absent)
         if guess is not None:
             self._guesses[place].learn(guess, chosen, states.logits[row, place])
+
+    def _look_farther(
+        self, states: RoutingStates, row: int, token: int, place: int, known: NDArray[np.float32], *, judged: bool
+    ) -> None:
+        """What the state of two layers before tells of a layer, by its place."""
+        absent, learned = self._absent(place), self._farther[place]
+        state = states.residual[row, place - 2] + known
+        (logits,) = self._model.route_ahead(self._layers[place], state[None])
+        guess = learned.guess(logits, self._tokens.of(token, place), absent)
+        if judged:
+            self.second_layer.add(guess, states.routes[row, place], absent)
+        if guess is not None:
+            learned.learn(guess, states.routes[row, place], states.logits[row, place])
+
+    def _absent(self, place: int) -> NDArray[np.bool_]:
+        """Which experts of a layer the pool lacks: bool [experts]."""
+        flats = range(int(self._starts[place]), int(self._starts[place + 1]))
+        return np.array([flat not in self._pool.resident for flat in flats])
 
     def by_layer(self) -> dict[int, dict[str, list[tuple[float, float]]]]:
         """Curves of each layer by predictor; of the first layer, of the token table alone."""
@@ -242,7 +263,7 @@ def measure_recall(
         "train_tokens": sum(map(len, train)),
         "held_tokens": sum(map(len, held)),
     }
-    outcomes = (comparison.next_layer, comparison.this_token, comparison.last_token)
+    outcomes = (comparison.next_layer, comparison.second_layer, comparison.this_token, comparison.last_token)
     return Recall(report, Foreseen(*(part.named() for part in outcomes)))
 
 

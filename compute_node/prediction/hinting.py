@@ -4,10 +4,11 @@ Behind its last layers a step hints for the first layers of the next one, by wha
 drive has something to do while the head computes and a token is sampled. A step of many rows, a prompt, hints for the
 next layer only, what its rows together will want of it.
 
-A layer that waits for experts is looked ahead of meanwhile, and by what the others of it give. One that lacks nothing,
+A layer that waits for experts is looked ahead of meanwhile, and by what the others of it give: as far as the next layer
+that lacks something, and where records are so large that reading one takes longer than looking, two layers far in any
+case. One that lacks nothing,
 or nothing but what was hinted and so is on its way, is looked ahead of before its experts are computed with, for the
-sake of the time that is left then, if records are so large that reading one takes longer than looking. Nothing here
-changes a buffer that a token depends on.
+sake of the time that is left then, again if records are large. Nothing here changes a buffer that a token depends on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _MOST_PER_CHOSEN: Final = 2
 _SMOOTHING: Final = 1 / 16
 _PASSING_BYTES: Final = 2 << 20
 """Of a record, from which on layers are looked ahead of that do not wait: it takes a millisecond to read, and looking
-ahead some tenths of one."""
+ahead some tenths of one. They are looked ahead of two layers at once, too: where one layer lacks many experts, the
+drive would stand still before the next one that lacks few."""
 LOOKED_ON_STEPS: Final = 4
 """Steps for which that goes on after the last one that lacked something."""
 _NOTHING: Final[frozenset[int]] = frozenset()
@@ -257,7 +259,7 @@ class Hinting:
             self._run(look.segment(self._layers[target]))
             logits = [look.logits[row].copy() for row in range(rows)]
             scores = [self._tokens.of(token, target) for token in self._rows]
-            if self._hint(target, distance, logits, scores, distance * self._interval):
+            if self._hint(target, distance, logits, scores, distance * self._interval) and not self._large:
                 return
 
     def _hint_next_step(self, layers_left: int) -> None:
