@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import queue
 import threading
 from pathlib import Path
 
@@ -189,6 +190,17 @@ def test_no_read_ahead_begins_beside_one_that_was_promoted_while_it_ran(make):
     rig.gate.let(5)
     rig.gate.let(1)
     assert rig.gate.has_begun(1, 5, 3)
+
+
+def test_the_thread_of_a_read_ahead_is_at_the_next_one_while_another_checks_it(make):
+    rig, ended = make(threads=1), queue.SimpleQueue()
+    rig.device._loop_call = ended.put
+    rig.submit(0, ahead=True)
+    rig.submit(2, ahead=True)
+    rig.gate.let(0)
+    ended.get(timeout=60)()
+    assert rig.landed == {0: None}
+    assert rig.gate.has_begun(0, 2)
 
 
 def test_a_wanted_read_that_is_taken_back_is_waited_for_no_longer(make):

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from tierd.devices.failure import error_kind
 from tierd.devices.histogram import Histogram
-from tierd.errors import DriveError
+from tierd.errors import ChecksumMismatch, DriveError
 
 __all__ = ["AttemptMemory", "Device", "DeviceStats", "ReadDone", "ReadWatch", "RecordRead"]
 
@@ -110,6 +111,28 @@ class DeviceStats:
     hedges_won: int = 0
     hedges_lost: int = 0
     up: bool = True
+
+    def ended(self, error: DriveError | None, *, queued: float, reading: float, moved: int) -> None:
+        """A read ended.
+
+        Args:
+            error: or None.
+            queued: seconds between submit and its start.
+            reading: seconds from there to its end.
+            moved: bytes.
+        """
+        self.in_flight -= 1
+        self.queue_seconds += queued
+        self.read_seconds += reading
+        self.durations.observe(reading)
+        self.bytes += moved
+        if error is None:
+            self.reads += 1
+        else:
+            kind = error_kind(error)
+            self.errors += 1
+            self.errors_by[kind] = self.errors_by.get(kind, 0) + 1
+            self.checksum_failures += isinstance(error, ChecksumMismatch)
 
 
 @runtime_checkable

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tierd.devices.device import RecordRead
 from tierd.errors import ChecksumMismatch, DataLoss, DriveError
+
+if TYPE_CHECKING:
+    from tierd.devices.device import RecordRead
 
 __all__ = [
     "ERROR_KINDS",
