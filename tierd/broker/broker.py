@@ -155,8 +155,7 @@ class Broker:
     def hint(self, session_id: int, hint: Hint) -> None:
         """A session will probably want these experts soon: never answered, and harmless if wrong."""
         session = self._sessions[session_id]
-        if hint.step != session.looked:
-            # A step without requests so far: nobody has told the policy what is being used.
+        if hint.step != session.looked:  # A step without requests so far: the policy does not know what is used.
             session.looked = hint.step
             self._unasked.tell(self._known, session_id)
         self.ahead.hint(session_id, hint)
@@ -260,9 +259,8 @@ class Broker:
     def _fits(self, acquire: Acquire) -> bool:
         """Whether all wanted experts can be in RAM at once beside what others hold."""
         room = self._memory.slots - self._memory.granted - len(self._reading)
-        if len(acquire.wanted) + len(acquire.used) <= room:
-            return True
-        return self._resident.lacking(acquire.wanted, acquire.used, self._reading) <= room
+        wanted, used = acquire.wanted, acquire.used
+        return len(wanted) + len(used) <= room or self._resident.lacking(wanted, used, self._reading) <= room
 
     def _start(self, acquire: Acquire) -> None:
         acquire.queued = False
