@@ -61,9 +61,13 @@ class RisingHeap:
 
     def fell(self, expert: int, floor: float) -> None:
         """The value of `expert` was set anew, and may be as low as `floor`."""
-        if self._live[expert][0] > floor:
-            self._push(floor, _FLOOR, expert)
-        self.rose(expert)
+        if self._live[expert][0] <= floor:
+            self.rose(expert)
+        else:
+            self._number += 1
+            self._numbers[expert] = self._number
+            self._behind.pop(expert, None)
+            self._push(self._value(expert), self._number, expert)
 
     def drop(self, expert: int) -> None:
         """`expert` is not asked about any more; KeyError if it is not there."""
