@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["CHUNK", "differing"]
+import numpy as np
+
+__all__ = ["CHUNK", "changed", "differing"]
 
 CHUNK: Final = 64
 """Bytes of the pieces that are told."""
 _COARSE: Final = 16 * CHUNK
+_BY_ARRAYS: Final = 1024
+"""Bytes from which on arrays take less time than a look at each byte of the pieces that differ."""
 
 
 def differing(new: bytes, old: bytes) -> Iterator[int]:
@@ -29,3 +33,18 @@ def differing(new: bytes, old: bytes) -> Iterator[int]:
             for fine in range(coarse, min(coarse + _COARSE, len(new)), CHUNK):
                 if new[fine : fine + CHUNK] != old[fine : fine + CHUNK]:
                     yield fine
+
+
+def changed(new: bytes, old: bytes) -> list[int]:
+    """Where the bytes are that differ, rising.
+
+    Args:
+        new: any bytes.
+        old: as many.
+    """
+    if len(new) >= _BY_ARRAYS and new != old:
+        places: list[int] = np.flatnonzero(np.frombuffer(new, np.uint8) != np.frombuffer(old, np.uint8)).tolist()
+        return places
+    return [
+        at for begin in differing(new, old) for at in range(begin, min(begin + CHUNK, len(new))) if new[at] != old[at]
+    ]

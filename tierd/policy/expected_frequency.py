@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.differing import CHUNK, differing
+from tierd.differing import changed
 from tierd.policy.decayed_frequency import DEFAULT_HALF_LIFE, DecayedFrequency
 
 __all__ = ["ExpectedFrequency"]
@@ -62,17 +62,15 @@ class ExpectedFrequency(DecayedFrequency):
             self._total.extend([0] * (size - len(self._total)))
         self._by_session[session] = expectation
         total, resident, heap, weights, now = self._total, self._resident, self._heap, self._weights, self._now
-        for begin in differing(expectation, last):
-            new, old = expectation[begin : begin + CHUNK], last[begin : begin + CHUNK]
-            for expert, (here, before) in enumerate(zip(new, old, strict=True), begin):
-                if here != before:
-                    total[expert] += here - before
-                    if expert in resident:
-                        self._set_at[expert] = now
-                        if here < before:
-                            heap.fell(expert, weights[expert])
-                        else:
-                            heap.rose(expert)
+        for expert in changed(expectation, last):
+            more = expectation[expert] - last[expert]
+            total[expert] += more
+            if expert in resident:
+                self._set_at[expert] = now
+                if more < 0:
+                    heap.fell(expert, weights[expert])
+                else:
+                    heap.rose(expert)
 
     def _keep_value(self, expert: int, at: float) -> float:
         weight = super()._keep_value(expert, at)
