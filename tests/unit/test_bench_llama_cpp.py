@@ -91,7 +91,7 @@ def test_the_command_shows_both_sides_and_how_far_apart_they_are(monkeypatch, ca
             "decode_ratio": 1.2, "prefill_ratio": 1.5, "largest_logprob_difference": 0.134, "void": True,
         }  # fmt: skip
 
-    monkeypatch.setattr(bench_llama_cpp, "measure_llama_cpp", measured)
+    monkeypatch.setattr("compute_node.bench.llama_cpp.measure_llama_cpp", measured)
     app = typer.Typer()
     bench_llama_cpp.register(app)
     app(["--rounds", "2"], standalone_mode=False)

@@ -74,9 +74,9 @@ def test_matrices_are_larger_than_the_caches(capsys, monkeypatch):
         wanted.append(matrix_bytes)
         return [], {"void": False}
 
-    monkeypatch.setattr(bench_speed, "measure_kernels", measured)
+    monkeypatch.setattr("compute_node.bench.kernel_speed.measure_kernels", measured)
     for cached in (0, 32 << 20, 256 << 20):
-        monkeypatch.setattr(bench_speed, "cache_bytes", lambda found=cached: found)
+        monkeypatch.setattr("compute_node.bench.memory_bandwidth.cache_bytes", lambda found=cached: found)
         assert run(capsys, "kernels", "--json")["cache_bytes"] == cached
     assert wanted == [300 << 20, 300 << 20, 2 << 30]
 

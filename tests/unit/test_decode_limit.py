@@ -63,8 +63,8 @@ def test_the_command_says_the_limit_of_both_sides_and_the_waits_by_cause(monkeyp
     def measured(*_sizes, **_how):
         return side | whole | ({"without_prefetch": dict(side)} if prefetch == "on" else {})
 
-    monkeypatch.setattr(bench_decode, "measure_decode", measured)
-    monkeypatch.setattr(bench_decode, "memory_bandwidth", lambda _threads: 1000.0)
+    monkeypatch.setattr("compute_node.bench.decode_speed.measure_decode", measured)
+    monkeypatch.setattr("compute_node.bench.memory_bandwidth.memory_bandwidth", lambda _threads: 1000.0)
     app = typer.Typer()
     bench_decode.register(app)
     arguments = ["--geometry", "tiny", "--layers", "1", "--experts", "4", "--tokens", "8", "--prefetch", prefetch]
