@@ -74,13 +74,19 @@ def test_a_request_passes_the_guesses_for_layers_to_come_that_no_drive_has_begun
     assert hand.drive.asked == [1, 2, FIRST + 3, FIRST + 4]
 
 
-def test_a_request_takes_the_room_of_a_guess_that_no_drive_has_begun():
+def crowded():
+    """Ten slots: nine are wanted, and into the last one a guess is read behind them; the fourth session is idle."""
     hand = BrokerByHand(slots=10, most=4)
     sessions = [hand.session() for _ in range(4)]
     sessions[0].ask(0)
     sessions[0].hint(3)
     sessions[1].ask(1, 2, 3, 4)
     sessions[2].ask(5, 6, 7, 8)
+    return hand, sessions
+
+
+def test_a_request_takes_the_room_of_a_guess_that_no_drive_has_begun():
+    hand, sessions = crowded()
     assert ([held.read.expert for held in hand.drive.behind], hand.broker.queued) == ([FIRST + 3], 0)
     sessions[3].ask(9)
     assert (hand.drive.behind, hand.broker.queued) == ([], 0)
@@ -89,12 +95,7 @@ def test_a_request_takes_the_room_of_a_guess_that_no_drive_has_begun():
 
 
 def test_a_request_that_waits_for_room_hurries_the_guesses_that_it_wants():
-    hand = BrokerByHand(slots=10, most=4)
-    sessions = [hand.session() for _ in range(4)]
-    sessions[0].ask(0)
-    sessions[0].hint(3)
-    sessions[1].ask(1, 2, 3, 4)
-    sessions[2].ask(5, 6, 7, 8)
+    hand, sessions = crowded()
     sessions[3].ask(3, 4, layer=1)
     assert hand.broker.queued == 1
     assert hand.drive.asked[-1] == FIRST + 3

@@ -3,8 +3,8 @@
 Nothing here delays a request. Such a read is handed to a drive only while no request waits for room or for its turn;
 the drive begins it when it has nothing else to do. It leaves room for a whole request beside it. As long as no drive
 has begun it, it is promoted when somebody asks for it, and taken back when nobody wants it any more or its room is
-wanted. A hinted expert takes a free slot, or that of an expert which is
-worth less than it and was not used in this step or the last.
+wanted. A hinted expert takes a free slot, or that of an expert which is worth less than it and was not used in this
+step or the last.
 """
 
 from __future__ import annotations
