@@ -151,8 +151,9 @@ class Device(Protocol):
         """Start reading `read.nbytes` bytes into the filling `slot` of `memory` and return at once.
 
         A read `ahead` is one that nobody waits for yet. It begins when nothing else is at work, few of them at a time,
-        and at the very moment: a drive that reads ahead has no pauses in which it waits for the next one. It may wait
-        for long, since whatever is submitted meanwhile goes first; see `promote`.
+        and at the very moment, or a moment before the only read at work will probably end: a drive that reads ahead has
+        no pauses in which it waits for the next one. It may wait for long, since whatever is submitted meanwhile goes
+        first; see `promote`.
 
         The record's checksum is verified off the broker's thread before `done(None, slot)` is called. Every failure, a
         short read and a vanished file included, arrives as a `DriveError` in `done`, with path, offset and length.
@@ -161,8 +162,8 @@ class Device(Protocol):
     def promote(self, slot: int) -> None:
         """Somebody waits from now on for the read into `slot` that was submitted as one ahead.
 
-        If it has not begun it goes before all reads ahead, and behind what is wanted already. If it has, no other read
-        ahead begins beside it. Harmless for a read that is wanted already, or has ended.
+        If it has not begun it goes before all reads ahead, and behind what is wanted already. If it has, it is from now
+        on at work like any other. Harmless for a read that is wanted already, or has ended.
         """
 
     def withdraw(self, slot: int) -> bool:

@@ -12,13 +12,13 @@ import queue
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import xxhash
 
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, ReadWatch, RecordRead
+from tierd.devices.read_queue import Job, ReadQueue
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
 from tierd.devices.transfers import Chain, TransferWrapper, system_transfer
 from tierd.errors import ChecksumMismatch, DriveError, UsageError
@@ -36,35 +36,9 @@ _CHECKERS: Final = 2
 """Threads that check larger records. One keeps up with any drive; it may have to wait for a processor."""
 _MEMORY_ALIGNMENT: Final = 512
 """What drives ask of an address; the arena's slots are aligned to 4096 and more."""
-_AHEAD_BYTES: Final = 1 << 20
-"""Of reads ahead at the drive, beyond the first: who asks meanwhile waits for them, half a millisecond at 2 GB/s."""
 _NO_MEMORY: Final = memoryview(b"")
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    read: RecordRead
-    slot: int
-    into: memoryview
-    done: ReadDone
-    submitted: float
-    started: float = 0.0
-    ended: float = 0.0
-    moved: int = 0
-    error: DriveError | None = None
-    ahead: bool = False
-    queued: bool = False
-    tickets: list[None] = field(default_factory=lambda: [None])
-
-    def claim(self) -> bool:
-        """True for the one caller who may begin the read or withdraw it; list operations are atomic."""
-        try:
-            self.tickets.pop()
-        except IndexError:
-            return False
-        return True
 
 
 class FileDevice:
@@ -130,14 +104,10 @@ class FileDevice:
                 of=len(self._files),
             )
         self._closing = threading.Event()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._moved: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._at_work = 0  # reads that somebody waits for, until their last byte has come
-        self._ahead: dict[int, _Job] = {}  # others, by slot, until they begin
-        self._ahead_bytes = 0  # of those that have begun
-        self._by_slot: dict[int, _Job] = {}
-        self._ended: deque[_Job] = deque()
+        self._queue = ReadQueue()
+        self._moved: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._by_slot: dict[int, Job] = {}
+        self._ended: deque[Job] = deque()
         self._called = False
         self._readers = [
             threading.Thread(target=self._read_all, name=f"tierd-{name}-{n}", daemon=True) for n in range(threads)
@@ -158,30 +128,18 @@ class FileDevice:
     ) -> None:
         """See `Device.submit`. Called on the broker's thread only; returns at once."""
         self.stats.in_flight += 1
-        job = _Job(read, slot, memory.view(slot, read.nbytes), done, time.perf_counter(), ahead=ahead)
+        job = Job(read, slot, memory.view(slot, read.nbytes), done, time.perf_counter(), ahead=ahead)
         self._by_slot[slot] = job
         if self._closing.is_set():
             self._finish(job, self._refusal(read, "the drive is closed", errno.ECANCELED))
             return
-        with self._lock:
-            if ahead:
-                self._ahead[slot] = job
-                self._begin_ahead()
-            else:
-                self._hand_over(job)
+        self._queue.add(job)
 
     def promote(self, slot: int) -> None:
         """See `Device.promote`. Called on the broker's thread only; returns at once."""
         job = self._by_slot.get(slot)
-        if job is None or not job.ahead:
-            return
-        with self._lock:
-            job.ahead = False
-            if job.queued:
-                self._ahead_bytes -= job.read.nbytes
-                self._at_work += 1
-            elif self._ahead.pop(slot, None) is not None:
-                self._hand_over(job)
+        if job is not None and job.ahead:
+            self._queue.promote(job)
 
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`. Called on the broker's thread only."""
@@ -191,7 +149,7 @@ class FileDevice:
         del self._by_slot[slot]
         job.into = _NO_MEMORY
         self.stats.in_flight -= 1
-        self._moved_away(job)
+        self._queue.moved(job)
         return True
 
     def close(self) -> None:
@@ -204,13 +162,7 @@ class FileDevice:
             return
         self._closing.set()
         self._wrapper.close()
-        with self._lock:
-            # What has not begun is refused by whoever takes it.
-            for job in self._ahead.values():
-                self._jobs.put(job)
-            self._ahead.clear()
-        for _ in self._readers:
-            self._jobs.put(None)
+        self._queue.close(len(self._readers))
         deadline = time.monotonic() + self._close_timeout
         for thread in self._readers:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -228,59 +180,15 @@ class FileDevice:
             if file is not None:
                 file.close()
 
-    def _hand_over(self, job: _Job) -> None:
-        """Under the lock: to the readers, which take reads in the order in which they come."""
-        job.queued = True
-        if job.ahead:
-            self._ahead_bytes += job.read.nbytes
-        else:
-            self._at_work += 1
-        self._jobs.put(job)
-
-    def _moved_away(self, job: _Job, *, follows: bool = False) -> _Job | None:
-        """The drive has nothing more to do with a read: perhaps it has time for the next one ahead.
-
-        Returns:
-            That one if it `follows` in the caller's thread: to wake another takes a millisecond on a busy machine.
-        """
-        with self._lock:
-            if job.queued:
-                job.queued = False
-                if job.ahead:
-                    self._ahead_bytes -= job.read.nbytes
-                else:
-                    self._at_work -= 1
-            elif self._ahead.get(job.slot) is job:
-                del self._ahead[job.slot]
-            return self._begin_ahead(follows=follows)
-
-    def _begin_ahead(self, *, follows: bool = False) -> _Job | None:
-        """Under the lock."""
-        following = None
-        while self._ahead and not self._at_work:
-            slot, job = next(iter(self._ahead.items()))
-            if self._ahead_bytes and self._ahead_bytes + job.read.nbytes > _AHEAD_BYTES:
-                break
-            del self._ahead[slot]
-            if follows and following is None:
-                job.queued, following = True, job
-                self._ahead_bytes += job.read.nbytes
-            else:
-                self._hand_over(job)
-        return following
-
     def _read_all(self) -> None:
-        following: _Job | None = None
-        while (job := following or self._jobs.get()) is not None:
-            following = None
-            if job.claim():
-                job.started = time.perf_counter()
-                error = self._outcome(self._move, job)
-                following = self._moved_away(job, follows=job.ahead)
-                if error is None and (following is not None or job.read.nbytes > _CHECKED_IN_PLACE):
-                    self._moved.put(job)
-                else:
-                    self._finish(job, error or self._outcome(self._check, job))
+        following: Job | None = None
+        while (job := following or self._queue.take()) is not None:
+            error = self._outcome(self._move, job)
+            following = self._queue.moved(job, follows=job.ahead)
+            if error is None and (following is not None or job.read.nbytes > _CHECKED_IN_PLACE):
+                self._moved.put(job)
+            else:
+                self._finish(job, error or self._outcome(self._check, job))
             del job
 
     def _check_all(self) -> None:
@@ -288,13 +196,13 @@ class FileDevice:
             self._finish(job, self._outcome(self._check, job))
             del job
 
-    def _outcome(self, work: Callable[[_Job], DriveError | None], job: _Job) -> DriveError | None:
+    def _outcome(self, work: Callable[[Job], DriveError | None], job: Job) -> DriveError | None:
         try:
             return work(job)
         except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
             return self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
 
-    def _move(self, job: _Job) -> DriveError | None:
+    def _move(self, job: Job) -> DriveError | None:
         """The system call: the record's bytes into its slot."""
         read, into = job.read, job.into
         if self._closing.is_set():
@@ -320,7 +228,7 @@ class FileDevice:
             return error
         return None
 
-    def _check(self, job: _Job) -> DriveError | None:
+    def _check(self, job: Job) -> DriveError | None:
         """Whether the bytes are the converted ones."""
         read = job.read
         found = xxhash.xxh3_64_intdigest(job.into)
@@ -337,7 +245,7 @@ class FileDevice:
             hint="The file changed or the drive returns wrong bytes; run `tierd doctor`.",
         )
 
-    def _finish(self, job: _Job, error: DriveError | None) -> None:
+    def _finish(self, job: Job, error: DriveError | None) -> None:
         """Have it reported on the broker's thread. Its memory is let go before, and not touched afterwards."""
         job.error, job.into, job.ended = error, _NO_MEMORY, time.perf_counter()
         self._ended.append(job)
@@ -363,7 +271,7 @@ class FileDevice:
             if self._ended:
                 self._call_reports()
 
-    def _report(self, job: _Job) -> None:
+    def _report(self, job: Job) -> None:
         read, slot, error, stats = job.read, job.slot, job.error, self.stats
         queued, reading = (job.started - job.submitted, job.ended - job.started) if job.started else (0.0, 0.0)
         if self._by_slot.get(slot) is job:
