@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from tierd.devices import files
+from tierd.devices import pieces
 from tierd.devices.device import Device, RecordRead
 from tierd.devices.drive import Drive as Member
 from tierd.devices.fault_plan import FaultPlan
@@ -301,13 +301,15 @@ class TestBufferedFileDevice(DeviceConformance):
         return FileDevice("nas", paths, loop_call, threads=3, direct=False)
 
 
-class TestFileDeviceWithOneThreadWhereOthersCheck(DeviceConformance):
+@pytest.mark.parametrize("threads", [1, 3])
+class TestFileDeviceThatReadsInPieces(DeviceConformance):
     @pytest.fixture(autouse=True)
-    def large_records(self, monkeypatch):
-        monkeypatch.setattr(files, "_CHECKED_IN_PLACE", 0)
+    def large_records(self, monkeypatch, threads):
+        self.threads = threads
+        monkeypatch.setattr(pieces, "PIECE_BYTES", 8192)
 
     def make(self, paths, loop_call):
-        return FileDevice("slow", paths, loop_call, threads=1)
+        return FileDevice("slow", paths, loop_call, threads=self.threads)
 
 
 class TestThrottledAndWatchedDevice(DeviceConformance):

@@ -36,17 +36,27 @@ class World:
         return job
 
     def withdraw(self, job):
-        if job.claim():
+        if job.pieces.withdraw():
             self.queue.moved(job)
             return True
         return False
 
+    def take(self):
+        """A read that a thread begins, with all of its pieces; none has more than one here."""
+        taken = self.queue.take()
+        return taken and taken[0]
+
+    def moved(self, job, *, follows=False):
+        assert job.pieces.moved(0, None)
+        following = self.queue.moved(job, follows=follows)
+        return following and following[0]
+
     def learn(self):
         """The drive reads one record ahead, so that its pace is known."""
         job = self.add(ahead=True)
-        assert self.queue.take() is job
+        assert self.take() is job
         self.now += SECONDS
-        self.queue.moved(job)
+        self.moved(job)
 
 
 @pytest.fixture
@@ -64,90 +74,90 @@ def thread():
 
 def test_reads_that_somebody_waits_for_begin_in_the_order_in_which_they_come(world):
     jobs = [world.add(ahead=False) for _ in range(3)]
-    assert [world.queue.take() for _ in jobs] == jobs
+    assert [world.take() for _ in jobs] == jobs
 
 
 def test_a_read_ahead_begins_when_the_last_wanted_one_has_moved(world):
     wanted = [world.add(ahead=False) for _ in range(2)]
     ahead = world.add(ahead=True)
-    assert [world.queue.take(), world.queue.take()] == wanted
-    assert world.queue.moved(wanted[0], follows=True) is None
-    assert world.queue.moved(wanted[1], follows=True) is ahead
+    assert [world.take(), world.take()] == wanted
+    assert world.moved(wanted[0], follows=True) is None
+    assert world.moved(wanted[1], follows=True) is ahead
     assert ahead.started == world.now
 
 
 def test_small_reads_ahead_go_to_the_drive_together_up_to_a_mebibyte(world):
     jobs = [world.add(ahead=True, nbytes=SMALL) for _ in range(6)]
-    assert [world.queue.take() for _ in range(4)] == jobs[:4]
-    assert world.queue.moved(jobs[0], follows=True) is jobs[4]
+    assert [world.take() for _ in range(4)] == jobs[:4]
+    assert world.moved(jobs[0], follows=True) is jobs[4]
 
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_the_next_read_ahead_begins_shortly_before_the_one_at_work_ends(world, wanted):
     first, second = world.add(ahead=not wanted), world.add(ahead=True)
-    assert world.queue.take() is first
+    assert world.take() is first
     world.now += SECONDS - 1e-4
-    assert world.queue.take() is second
-    assert world.queue.moved(first) is None
+    assert world.take() is second
+    assert world.moved(first) is None
 
 
 def test_it_does_not_begin_while_the_one_at_work_has_long_to_go_and_a_wanted_one_comes_first(world, thread):
     first, second = world.add(ahead=True), world.add(ahead=True)
-    assert world.queue.take() is first
+    assert world.take() is first
     world.now += SECONDS / 2
-    taking = thread.submit(world.queue.take)
+    taking = thread.submit(world.take)
     wanted = world.add(ahead=False)
     assert taking.result(60) is wanted
-    assert world.queue.moved(first, follows=True) is None
-    assert world.queue.moved(wanted, follows=True) is second
+    assert world.moved(first, follows=True) is None
+    assert world.moved(wanted, follows=True) is second
 
 
 def test_a_third_one_does_not_begin_beside_two_at_work_however_late_they_are(world, thread):
     first, second, third = (world.add(ahead=True) for _ in range(3))
-    assert world.queue.take() is first
+    assert world.take() is first
     world.now += SECONDS
-    assert world.queue.take() is second
+    assert world.take() is second
     world.now += 100 * SECONDS
-    taking = thread.submit(world.queue.take)
+    taking = thread.submit(world.take)
     wanted = world.add(ahead=False)
     assert taking.result(60) is wanted
     for job in (first, wanted, second):
-        world.queue.moved(job)
-    assert world.queue.take() is third
+        world.moved(job)
+    assert world.take() is third
 
 
 def test_the_pace_is_that_of_the_drive_and_not_of_reads_that_waited_for_each_other(world):
     jobs = [world.add(ahead=True) for _ in range(9)]
-    last = world.queue.take()
+    last = world.take()
     assert last is jobs[0]
     for job in jobs[1:-1]:
         world.now += SECONDS - 1e-4
-        assert world.queue.take() is job
+        assert world.take() is job
         world.now += 1e-4
-        assert world.queue.moved(last) is None
+        assert world.moved(last) is None
         last = job
     # The last but one began long ago, and ends as long after the one before it as ever.
     world.now += SECONDS - 1e-4
-    assert world.queue.take() is jobs[-1]
+    assert world.take() is jobs[-1]
 
 
 def test_one_that_was_withdrawn_is_never_begun(world):
     first, second, third = (world.add(ahead=True) for _ in range(3))
-    assert world.queue.take() is first
+    assert world.take() is first
     assert world.withdraw(second)
     world.now += SECONDS
-    assert world.queue.take() is third
+    assert world.take() is third
     assert not world.withdraw(third)
 
 
 def test_closing_wakes_a_thread_that_stands_by(world, thread):
     first, second = world.add(ahead=True), world.add(ahead=True)
-    assert world.queue.take() is first
-    taking = thread.submit(world.queue.take)
+    assert world.take() is first
+    taking = thread.submit(world.take)
     world.queue.close(1)
     # What has not begun is for it to refuse.
     assert taking.result(60) is second
-    assert world.queue.take() is None
+    assert world.take() is None
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -191,14 +201,14 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: any(job.queued for job in self.open))
     @rule()
     def take(self):
-        self.began(self.world.queue.take())
+        self.began(self.world.take())
 
     @precondition(lambda self: self.begun)
     @rule(data=st.data(), follows=st.booleans())
     def moved(self, data, follows):
         job = data.draw(st.sampled_from(self.begun))
         self.begun.remove(job)
-        following = self.world.queue.moved(job, follows=follows)
+        following = self.world.moved(job, follows=follows)
         if following is not None:
             self.began(following)
 
@@ -215,11 +225,11 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self):
         for _ in range(len(self.open) + len(self.begun)):
             if self.begun:
-                following = self.world.queue.moved(self.begun.pop(), follows=True)
+                following = self.world.moved(self.begun.pop(), follows=True)
                 if following is not None:
                     self.began(following)
             if any(job.queued for job in self.open):
-                self.began(self.world.queue.take())
+                self.began(self.world.take())
         assert not self.open
 
 

@@ -15,12 +15,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import structlog
-import xxhash
 
 from tierd.devices.device import AttemptMemory, DeviceStats, ReadDone, ReadWatch, RecordRead
 from tierd.devices.read_queue import Job, ReadQueue
 from tierd.devices.shard_file import BLOCK_BYTES, ShardFile
-from tierd.devices.transfers import Chain, TransferWrapper, system_transfer
+from tierd.devices.transfers import Chain, Transfer, TransferWrapper, system_transfer
 from tierd.errors import ChecksumMismatch, DriveError, UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FileDevice"]
 
-_CHECKED_IN_PLACE: Final = 4 << 20
-"""Bytes up to which the thread that read a record checks it, too: to wake another would cost about as much. A drive
-wants more than a few reads of such records at a time, and there are some in hand."""
 _CHECKERS: Final = 2
-"""Threads that check larger records. One keeps up with any drive; it may have to wait for a processor."""
+"""Threads that check records of several pieces. One keeps up with any drive; it may have to wait for a processor. What
+is read in one piece is checked by the thread that read it: to wake another would cost about as much, and of such reads
+a drive has some in hand."""
 _MEMORY_ALIGNMENT: Final = 512
 """What drives ask of an address; the arena's slots are aligned to 4096 and more."""
 _NO_MEMORY: Final = memoryview(b"")
@@ -52,7 +50,8 @@ class FileDevice:
             drive does not hold.
         loop_call: runs a function on the broker's thread, such as `loop.call_soon_threadsafe`; called once for all
             reads that end before it does.
-        threads: reads at a time. Others check large records, so that the drive has the next read at once.
+        threads: reads at a time, of pieces of large records, the oldest record's first. Others check these, so that the
+            drive has the next piece at once.
         direct: False reads through the page cache on purpose.
         close_timeout: seconds that `close` waits for reads that a drive does not answer.
         wrapper: stands around every transfer, below the checksum.
@@ -106,6 +105,7 @@ class FileDevice:
         self._closing = threading.Event()
         self._queue = ReadQueue()
         self._moved: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._by_slot: dict[int, Job] = {}
         self._ended: deque[Job] = deque()
         self._called = False
@@ -144,7 +144,7 @@ class FileDevice:
     def withdraw(self, slot: int) -> bool:
         """See `Device.withdraw`. Called on the broker's thread only."""
         job = self._by_slot.get(slot)
-        if job is None or not job.claim():
+        if job is None or not job.pieces.withdraw():
             return False
         del self._by_slot[slot]
         job.into = _NO_MEMORY
@@ -181,29 +181,36 @@ class FileDevice:
                 file.close()
 
     def _read_all(self) -> None:
-        following: Job | None = None
-        while (job := following or self._queue.take()) is not None:
-            error = self._outcome(self._move, job)
-            following = self._queue.moved(job, follows=job.ahead)
-            if error is None and (following is not None or job.read.nbytes > _CHECKED_IN_PLACE):
+        following: tuple[Job, int] | None = None
+        while (taken := following or self._queue.take()) is not None:
+            job, piece = taken
+            error, following = self._outcome(job, piece), None
+            if job.pieces.moved(piece, error):
+                following = self._queue.moved(job, follows=job.ahead)
+            if error is None and (following is not None or job.pieces.count > 1):
                 self._moved.put(job)
             else:
-                self._finish(job, error or self._outcome(self._check, job))
-            del job
+                self._leave(job)
+            del job, taken
 
     def _check_all(self) -> None:
         while (job := self._moved.get()) is not None:
-            self._finish(job, self._outcome(self._check, job))
+            self._leave(job)
             del job
 
-    def _outcome(self, work: Callable[[Job], DriveError | None], job: Job) -> DriveError | None:
+    def _leave(self, job: Job) -> None:
+        """Somebody has read a piece: check what has come, and end the read after the last one."""
+        if job.pieces.leave(job.into):
+            self._finish(job, job.pieces.error or self._verdict(job))
+
+    def _outcome(self, job: Job, piece: int) -> DriveError | None:
         try:
-            return work(job)
+            return self._move(job, piece)
         except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
             return self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO)
 
-    def _move(self, job: Job) -> DriveError | None:
-        """The system call: the record's bytes into its slot."""
+    def _move(self, job: Job, piece: int) -> DriveError | None:
+        """The system call: a piece's bytes into the record's slot."""
         read, into = job.read, job.into
         if self._closing.is_set():
             return self._refusal(read, "the drive is closing", errno.ECANCELED)
@@ -214,24 +221,30 @@ class FileDevice:
             return self._refusal(read, f"the memory given has {into.nbytes} bytes or is not writable", errno.EINVAL)
         if read.offset % BLOCK_BYTES or read.nbytes % BLOCK_BYTES or _address(into) % _MEMORY_ALIGNMENT:
             return self._refusal(read, "offset, length or memory is not aligned", errno.EINVAL)
-        transfer = self._wrapper.wrap(read, system_transfer)
+        transfer, span = self._transfer(job), job.pieces.span(piece)
 
         def counted(fd: int, buffers: list[memoryview], offset: int) -> int:
             count = transfer(fd, buffers, offset)
-            job.moved += count
+            job.moved.append(count)
             return count
 
         try:
-            file.read(read.offset, into, counted)
+            file.read(read.offset + span.start, into[span], counted)
         except DriveError as error:
             error.message = f"{self._subject(read)}: {error.message}"
             return error
         return None
 
-    def _check(self, job: Job) -> DriveError | None:
+    def _transfer(self, job: Job) -> Transfer:
+        """What moves the bytes of this attempt: one for all of its pieces."""
+        with self._lock:
+            if job.transfer is None:
+                job.transfer = self._wrapper.wrap(job.read, system_transfer)
+            return job.transfer
+
+    def _verdict(self, job: Job) -> DriveError | None:
         """Whether the bytes are the converted ones."""
-        read = job.read
-        found = xxhash.xxh3_64_intdigest(job.into)
+        read, found = job.read, job.pieces.xxh3
         if found == read.xxh3:
             return None
         file = self._file(read)
@@ -279,9 +292,10 @@ class FileDevice:
         file = self._file(read)
         if file is not None and not file.direct:
             stats.direct = False
-        stats.ended(error, queued=queued, reading=reading, moved=job.moved)
+        moved = sum(job.moved)
+        stats.ended(error, queued=queued, reading=reading, moved=moved)
         if self.on_read is not None:
-            self.on_read(self.name, read, queued, reading, job.moved, error)
+            self.on_read(self.name, read, queued, reading, moved, error)
         job.done(error, slot)
 
     def _file(self, read: RecordRead) -> ShardFile | None:

@@ -4,6 +4,8 @@ The drive works on one read that nobody waits for at a time, or on several small
 them. Yet it shall not stand still between two reads: from the end of one until a thread has begun the next, half a
 millisecond passes on a busy machine. So a thread stands by, and begins the next one ahead shortly before the only one
 at work will end, wanted or not, by the pace at which the drive read ahead before.
+
+Large records are read in pieces, by all threads that have nothing older to read.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierd.devices.device import ReadDone, RecordRead
+from tierd.devices.pieces import Pieces
+from tierd.devices.transfers import Transfer
 from tierd.errors import DriveError
 
 __all__ = ["Job", "ReadQueue"]
@@ -41,8 +45,10 @@ class Job:
         queued: it has been given to the threads, and the drive is not done with it.
         started: when a thread began it; 0 before.
         ended: when all was done about it.
-        moved: bytes so far.
+        moved: bytes, by transfer; to append is atomic.
         error: that it ended in.
+        transfer: what moves its bytes, for all of its pieces.
+        pieces: in which it is read.
     """
 
     read: RecordRead
@@ -54,17 +60,13 @@ class Job:
     queued: bool = False
     started: float = 0.0
     ended: float = 0.0
-    moved: int = 0
+    moved: list[int] = field(default_factory=list)
     error: DriveError | None = None
-    tickets: list[None] = field(default_factory=lambda: [None])
+    transfer: Transfer | None = None
+    pieces: Pieces = field(init=False)
 
-    def claim(self) -> bool:
-        """True for the one caller who may begin the read or withdraw it; list operations are atomic."""
-        try:
-            self.tickets.pop()
-        except IndexError:
-            return False
-        return True
+    def __post_init__(self) -> None:
+        self.pieces = Pieces(self.read.nbytes)
 
 
 class _StandBy:
@@ -112,8 +114,8 @@ class ReadQueue:
             elif self._waiting.pop(job.slot, None) is not None:
                 self._hand_over(job)
 
-    def take(self) -> Job | None:
-        """Wait for a read that the caller must now begin; None: there will be no more."""
+    def take(self) -> tuple[Job, int] | None:
+        """Wait for a piece of a read that the caller must now begin; None: there will be no more."""
         seconds: float | None = None
         while True:
             job: Job | _StandBy | None
@@ -132,16 +134,18 @@ class ReadQueue:
                     continue
             if job is None:
                 return None
-            if job.claim():
-                job.started = self._clock()
-                return job
+            if (piece := job.pieces.take()) is not None:
+                if not piece:
+                    job.started = self._clock()
+                return job, piece
             seconds = None
 
-    def moved(self, job: Job, *, follows: bool = False) -> Job | None:
+    def moved(self, job: Job, *, follows: bool = False) -> tuple[Job, int] | None:
         """The drive has nothing more to do with a read: perhaps it has time for the next one ahead.
 
         Returns:
-            That one, begun, if it `follows` in the caller's thread: to wake another takes long on a busy machine.
+            Its first piece, begun, if it `follows` in the caller's thread: to wake another takes long on a busy
+            machine.
         """
         with self._lock:
             if job.queued:
@@ -158,11 +162,13 @@ class ReadQueue:
             elif self._waiting.get(job.slot) is job:
                 del self._waiting[job.slot]
             following = self._begin_ahead(follows=follows)
-        if following is not None:
-            if not following.claim():
-                return self.moved(following, follows=follows)
-            following.started = self._clock()
-        return following
+        if following is None:
+            return None
+        if (piece := following.pieces.take()) is None:
+            # It was withdrawn this very moment.
+            return self.moved(following, follows=follows)
+        following.started = following.started or self._clock()
+        return following, piece
 
     def close(self, threads: int) -> None:
         """What has not begun goes to the threads, which refuse it, and then learn that there is no more."""
@@ -175,11 +181,12 @@ class ReadQueue:
 
     def _hand_over(self, job: Job) -> None:
         """Under the lock: to the threads, which take reads in the order in which they come."""
-        self._begins(job)
-        self._jobs.put(job)
+        self._begins(job, job.pieces.count)
 
-    def _begins(self, job: Job) -> None:
-        """Under the lock."""
+    def _begins(self, job: Job, others: int) -> None:
+        """Under the lock; for so many pieces somebody else must come."""
+        for _ in range(others):
+            self._jobs.put(job)
         job.queued = True
         self._handed[job.slot] = job
         if job.ahead:
@@ -196,7 +203,7 @@ class ReadQueue:
                 break
             del self._waiting[slot]
             if follows and following is None:
-                self._begins(job)
+                self._begins(job, job.pieces.count - 1)
                 following = job
             else:
                 self._hand_over(job)
@@ -221,7 +228,7 @@ class ReadQueue:
                 return None, seconds
             self._stands_by = False
             job = self._waiting.pop(next(iter(self._waiting)))
-            self._begins(job)
+            self._begins(job, job.pieces.count - 1)
             return job, None
         self._stands_by = False
         return None, None
