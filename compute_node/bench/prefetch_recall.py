@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from compute_node.bench.drawn_hints import Foreseen, Named
 from compute_node.bench.routing_states import RoutingStates, record_states
 from compute_node.engine.model import Model
+from compute_node.kernels import Segment
 from compute_node.prediction.calibration import margins
 from compute_node.prediction.layer_guess import PREDICTORS, Guess, LayerGuess
+from compute_node.prediction.layer_guesses import LayerGuesses
+from compute_node.prediction.next_step import NextStep
 from compute_node.prediction.token_scores import TokenScores
 from tierd.policy.decayed_frequency import DecayedFrequency
 from tierd.policy.replay import ReplayArena
@@ -87,14 +90,16 @@ class _Outcomes:
         self._counts = np.zeros((2, len(_LIKELIHOODS)))  # right, wrong
         self._missed = 0
 
-    def add(self, guess: Guess | None, chosen: NDArray[np.int32], absent: NDArray[np.bool_]) -> None:
-        """A guess, and what the router chose."""
+    def add(
+        self, probabilities: NDArray[np.float32] | None, chosen: NDArray[np.int32], absent: NDArray[np.bool_]
+    ) -> None:
+        """What was guessed, if anything, and what the router chose."""
         wanted = np.zeros(len(absent), np.bool_)
         wanted[chosen] = True
         self._missed += int((wanted & absent).sum())
-        if guess is None:
+        if probabilities is None:
             return
-        bins = np.searchsorted(-np.array(_LIKELIHOODS), -guess.probabilities)
+        bins = np.searchsorted(-np.array(_LIKELIHOODS), -probabilities)
         for kind, those in enumerate((wanted & absent, absent & ~wanted)):
             self._counts[kind] += np.bincount(bins[those], minlength=len(_LIKELIHOODS) + 1)[:-1]
 
@@ -123,54 +128,66 @@ class _Comparison:
         self.baseline = np.zeros(3, np.int64)  # useful, read, missed
         self.found = {name: _Found() for name in (BELIEVED, *PREDICTORS)}
         self.first = _Found()
-        self._by_token, self._by_last = (LayerGuess(experts[0], geometry.top_k, maps=False) for _kind in range(2))
+        self._by_token = LayerGuess(experts[0], geometry.top_k, maps=False)
+        self._look = model.program.look_ahead
+        guesses = LayerGuesses(experts, geometry.top_k)
+        self._next = NextStep(self._look, _run, self._table, self._tokens, guesses)
+        self._expected: NDArray[np.float32] | None = None
         self.next_layer, self.second_layer = _Outcomes(), _Outcomes()
-        self.this_token, self.last_token = _Outcomes(), _Outcomes()
+        self.this_token, self.next_step = _Outcomes(), _Outcomes()
 
     def run(self, states: RoutingStates, *, judged: bool) -> None:
         """One text: guess, then learn, as a node does."""
         previous: int | None = None
+        self._expected = None
         for row, token in enumerate(states.tokens.tolist()):
             self._step += 1
-            self._foresee_first(states, row, token, previous, judged=judged)
+            self._foresee_first(states, row, token, judged=judged)
             for place, layer in enumerate(self._layers):
                 there = [int(self._starts[place]) + expert for expert in states.routes[row, place].tolist()]
                 resident = np.array([flat in self._pool.resident for flat in there])
                 self._pool.policy.visit(0, self._step, layer, prefill=False)
                 self._pool.request(there, prefill=False)
                 self._tokens.learn(place, states.routes[row, place])
+                known = (states.weighted[row, place] * resident[:, None]).sum(axis=0)
+                if resident.all():
+                    known[:] = 0  # such a layer is looked ahead of before it is computed
                 if place + 1 < len(self._layers):
-                    known = (states.weighted[row, place] * resident[:, None]).sum(axis=0)
-                    if resident.all():
-                        known[:] = 0  # such a layer is looked ahead of before it is computed
-                    self._look(states, row, token, place + 1, known, judged=judged)
+                    self._look_next(states, row, token, place + 1, known, judged=judged)
                 if place + 2 < len(self._layers):
                     self._look_farther(states, row, token, place + 2, known, judged=judged)
+            self._foresee_next(states.residual[row, -1] + known, token)
             chosen = states.routes[row] + self._starts[:-1, None].astype(np.int32)
             self._table.count(token, chosen, previous=previous)
             previous = token
 
-    def _foresee_first(
-        self, states: RoutingStates, row: int, token: int, previous: int | None, *, judged: bool
-    ) -> None:
-        """Of the first layer the token alone tells, and before it is known the one before it."""
+    def _foresee_next(self, state: NDArray[np.float32], token: int) -> None:
+        """What the last layer's state, float32 [H], and the token tell of the first layer of the next token."""
+        self._look.batch.set_rows(1)
+        self._look.state[0] = state
+        self._next.ask(1)
+        self._expected = self._next.wanted(0, [token], self._absent(0))
+        self._next.refresh()
+
+    def _foresee_first(self, states: RoutingStates, row: int, token: int, *, judged: bool) -> None:
+        """Of the first layer the token alone tells, and before it is known the step before it."""
         absent = self._absent(0)
         chosen, wanted = states.routes[row, 0], np.zeros(len(absent), np.bool_)
         wanted[chosen] = True
         scores = self._tokens.of(token, 0)
-        told = [(self._by_token, self.this_token, scores)]
-        if previous is not None:
-            told.append((self._by_last, self.last_token, self._tokens.after(previous, 0)))
+        guess = self._by_token.guess(None, scores, absent)
+        self._next.begin([token], follows=self._expected is not None)
         if judged:
             self.first.add(0, margins(scores, self._k)[absent], wanted[absent])
-        for learned, outcomes, scored in told:
-            guess = learned.guess(None, scored, absent)
-            if judged:
-                outcomes.add(guess, chosen, absent)
-            if guess is not None:
-                learned.learn(guess, chosen, states.logits[row, 0])
+            self.this_token.add(_probabilities(guess), chosen, absent)
+            if self._expected is not None:
+                self.next_step.add(self._expected, chosen, absent)
+        if guess is not None:
+            self._by_token.learn(guess, chosen, states.logits[row, 0])
+        for lesson in self._next.lessons(0, chosen[None]):
+            lesson()
 
-    def _look(
+    def _look_next(
         self,
         states: RoutingStates,
         row: int,
@@ -194,7 +211,7 @@ class _Comparison:
             for name, scores in guess.scores.items():
                 self.found[name].add(place, margins(scores, self._k)[absent], wanted[absent])
         if judged:
-            self.next_layer.add(guess, chosen, absent)
+            self.next_layer.add(_probabilities(guess), chosen, absent)
         if guess is not None:
             self._guesses[place].learn(guess, chosen, states.logits[row, place])
 
@@ -207,7 +224,7 @@ class _Comparison:
         (logits,) = self._model.route_ahead(self._layers[place], state[None])
         guess = learned.guess(logits, self._tokens.of(token, place), absent)
         if judged:
-            self.second_layer.add(guess, states.routes[row, place], absent)
+            self.second_layer.add(_probabilities(guess), states.routes[row, place], absent)
         if guess is not None:
             learned.learn(guess, states.routes[row, place], states.logits[row, place])
 
@@ -263,8 +280,18 @@ def measure_recall(
         "train_tokens": sum(map(len, train)),
         "held_tokens": sum(map(len, held)),
     }
-    outcomes = (comparison.next_layer, comparison.second_layer, comparison.this_token, comparison.last_token)
+    outcomes = (comparison.next_layer, comparison.second_layer, comparison.this_token, comparison.next_step)
     return Recall(report, Foreseen(*(part.named() for part in outcomes)))
+
+
+def _run(segment: Segment) -> None:
+    """Runs a segment op by op."""
+    for op in segment.ops:
+        op()
+
+
+def _probabilities(guess: Guess | None) -> NDArray[np.float32] | None:
+    return None if guess is None else guess.probabilities
 
 
 def _thinned(found: _Found, place: int | None = None) -> list[tuple[float, float]]:

@@ -16,6 +16,7 @@ from compute_node import kernels
 from compute_node.engine.kv_cache import KVCache
 from compute_node.engine.weights import Weights
 from compute_node.kernels import Batch, Matrix, Op, QuantisedRows, Segment
+from compute_node.models.candidate_head import HeadWeights
 from compute_node.models.decoder_config import DecoderConfig
 from compute_node.models.decoder_program import DecoderProgram
 from compute_node.models.look_ahead import LookAhead, RouterWeights
@@ -244,7 +245,14 @@ class DecoderBuilder:
             expert_rows=self._expert_rows,
             route_indices=self._route_indices,
             route_weights=self._route_weights,
-            look_ahead=LookAhead(self._routers, self.x, self._router_logits, config.rms_norm_eps, self.always),
+            look_ahead=LookAhead(
+                self._routers,
+                self.x,
+                self._router_logits,
+                config.rms_norm_eps,
+                self.always,
+                HeadWeights(norm, matrix),
+            ),
         )
 
     def _as_bytes(self, label: str, x: F32, batch: Batch) -> QuantisedRows:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from compute_node import kernels
 from compute_node.kernels import Batch, Matrix, Segment
+from compute_node.models.candidate_head import CandidateHead, HeadWeights
 
 __all__ = ["LOOK_AHEAD_ROWS", "LookAhead", "RouterWeights"]
 
@@ -48,6 +49,7 @@ class LookAhead:
         router_logits: float32 [rows, experts], of the layer where the step stopped.
         eps: of the norms.
         always: float32 [rows, H], what a shared expert gives of the layer where the step stopped; None: there is none.
+        head: what makes logits of the last layer's state; None: it is not asked.
 
     Attributes:
         residual: as given; after a router has run, the state after attention.
@@ -55,6 +57,7 @@ class LookAhead:
         state: float32 [LOOK_AHEAD_ROWS, H], what `segment` is applied to.
         logits: float32 [LOOK_AHEAD_ROWS, experts], what it gives.
         batch: live rows of the two.
+        candidates: the head for a few tokens, on `state`; None where it cannot be asked.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class LookAhead:
         router_logits: F32,
         eps: float,
         always: F32 | None = None,
+        head: HeadWeights | None = None,
     ) -> None:
         self.residual = residual
         self._always = always
@@ -72,6 +76,10 @@ class LookAhead:
         self.state = np.zeros((LOOK_AHEAD_ROWS, residual.shape[1]), np.float32)
         self.logits = np.zeros((LOOK_AHEAD_ROWS, router_logits.shape[1]), np.float32)
         normed = np.zeros_like(self.state)
+        self.candidates: CandidateHead | None = None
+        if head is not None:
+            candidates = CandidateHead(head, eps, self.state, self.batch)
+            self.candidates = candidates if candidates.most else None
         self._segments = {
             layer: Segment(
                 f"look ahead to layer {layer}",

@@ -1,8 +1,8 @@
 """Hints of a step: before it begins by its token, then from layer to layer by its own state.
 
-Behind its last layers a step hints for the first layers of the next one, by what followed its own token so far: the
-drive has something to do while the head computes and a token is sampled. A step of many rows, a prompt, hints for the
-next layer only, what its rows together will want of it.
+At its last layer a step hints for the first layers of the next one, by the tokens that will probably be sampled and by
+what followed its own so far: the drive has something to do while the head computes and a token is sampled. A step of
+many rows, a prompt, hints for the next layer only, what its rows together will want of it.
 
 A layer that waits for experts is looked ahead of meanwhile, and by what the others of it give: as far as the next layer
 that lacks something, and where records are so large that reading one takes longer than looking, two layers far in any
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 from compute_node.kernels import Segment
 from compute_node.models.look_ahead import LOOK_AHEAD_ROWS, LookAhead
 from compute_node.prediction.layer_guess import Guess, LayerGuess
-from compute_node.prediction.layer_guesses import BY_LAST_TOKEN, FARTHEST, LayerGuesses
+from compute_node.prediction.layer_guesses import FARTHEST, LayerGuesses
+from compute_node.prediction.next_step import NextStep
 from compute_node.prediction.token_scores import TokenScores
 from compute_node.prediction.union_guess import UnionGuess
 from tierd.client.source import ExpertSource
@@ -130,14 +132,14 @@ class Hinting:
         experts = [entry.experts for entry in geometry.layers]
         self._tokens = TokenScores(table, experts, geometry.top_k)
         self.guesses = LayerGuesses(experts, geometry.top_k)
+        self._next = NextStep(look, run, table, self._tokens, self.guesses)
         self._union = UnionGuess(look, run, self._layers, geometry.top_k)
         self._rehearse()
         self._step = 0
         self._rows: list[int] = []
         self._many = False
         self._guesses: dict[tuple[int, int], list[Guess | None]] = {}
-        self._foreseen: dict[tuple[int, int], list[Guess | None]] = {}  # of the step after this one
-        self._lessons: list[tuple[LayerGuess, Guess, NDArray[np.int32], F32]] = []
+        self._lessons: list[Callable[[], None]] = []
         self._interval = 0.0
         self._stopped: tuple[int, float] | None = None
 
@@ -159,8 +161,8 @@ class Hinting:
     def begin(self, tokens: Sequence[int], *, step: int, decode: bool) -> None:
         """A step begins that computes on these tokens."""
         few, on = decode and len(tokens) <= LOOK_AHEAD_ROWS, self.throttle.level > 0
-        foreseen, self._foreseen = self._foreseen, {}
-        self._guesses = foreseen if few and step == self._step + 1 and len(tokens) == len(self._rows) else {}
+        self._next.begin(tokens, follows=few and step == self._step + 1 and len(tokens) == len(self._rows))
+        self._guesses.clear()
         self._stopped = None
         self._passed = -1
         self._said.clear()
@@ -200,12 +202,14 @@ class Hinting:
             took = (now - self._stopped[1]) / (place - self._stopped[0])
             self._interval += (took - self._interval) * (_SMOOTHING if self._interval else 1.0)
         self._stopped = (place, now)
-        for distance in range(BY_LAST_TOKEN + 1):
+        self._lessons += self._next.lessons(place, routes)
+        for distance in range(FARTHEST + 1):
             guesses = self._guesses.pop((place, distance), [])
             for row, guess in enumerate(guesses):
                 if guess is not None:
                     logits = self._look.router_logits[row].copy()
-                    self._lessons.append((self.guesses.of(distance, place), guess, routes[row].copy(), logits))
+                    learn = self.guesses.of(distance, place).learn
+                    self._lessons.append(partial(learn, guess, routes[row].copy(), logits))
         for chosen in routes:
             self._tokens.learn(place, chosen)
 
@@ -226,6 +230,7 @@ class Hinting:
     def end(self, seconds: float) -> None:
         """The step is complete; it took so long."""
         self._learn()
+        self._next.refresh()
         self.throttle.token(seconds)
         if self.asleep:
             # The next steps may go by without a word, and what stops them is no lesson on this one's tokens.
@@ -238,11 +243,12 @@ class Hinting:
         guess = rehearsal.guess(scores, scores, np.ones(len(scores), np.bool_))
         if guess is not None:
             rehearsal.learn(guess, np.zeros(self._top_k, np.int32), scores)
+        self._next.rehearse()
 
     def _learn(self) -> None:
         """What the routers said, in time that costs nothing, or at the latest when the step is done."""
-        for layer, guess, chosen, logits in self._lessons:
-            layer.learn(guess, chosen, logits)
+        for lesson in self._lessons:
+            lesson()
         self._lessons.clear()
 
     def _look_ahead(self, place: int, known: F32) -> None:
@@ -251,8 +257,7 @@ class Hinting:
         for distance in range(1, FARTHEST + 1):
             target = place + distance
             if target >= len(self._layers):
-                self._hint_next_step(len(self._layers) - place)
-                return
+                break
             absent = self._source.absent(self._layers[target])
             if absent is None or not absent.any():
                 continue
@@ -261,15 +266,23 @@ class Hinting:
             scores = [self._tokens.of(token, target) for token in self._rows]
             if self._hint(target, distance, logits, scores, distance * self._interval) and not self._large:
                 return
+        if place + 1 == len(self._layers) and not self._next.asked:
+            self._hint_next_step()
 
-    def _hint_next_step(self, layers_left: int) -> None:
-        """Guess the first layers of the step after this one, which begins when so many layers are done."""
-        if self._foreseen:
-            return
+    def _hint_next_step(self) -> None:
+        """Guess the first layers of the step after this one, which begins when the last layer and the head are done."""
+        lacking = {}
         for place in range(min(_FIRST_LAYERS, len(self._layers))):
-            scores = [self._tokens.after(token, place) for token in self._rows]
-            lead = (layers_left + place) * self._interval
-            self._hint(place, BY_LAST_TOKEN, [None] * len(self._rows), scores, lead)
+            absent = self._source.absent(self._layers[place])
+            if absent is not None and absent.any():
+                lacking[place] = absent
+        if not lacking:
+            return
+        self._next.ask(len(self._rows))
+        most = _MOST_PER_CHOSEN * self._top_k * len(self._rows)
+        for place, absent in lacking.items():
+            wanted = np.where(absent, self._next.wanted(place, self._rows, absent), 0)
+            self._say(place, wanted, most, (1 + place) * self._interval, step=self._step + 1)
 
     def _hint(self, place: int, distance: int, looks: Sequence[F32 | None], tokens: Sequence[F32], lead: float) -> bool:
         """Guess a layer, and say what is likely and absent; returns whether there was anything to say.
@@ -284,15 +297,15 @@ class Hinting:
         absent = self._source.absent(self._layers[place])
         if absent is None or not absent.any():
             return False
-        learned, next_step = self.guesses.of(distance, place), distance == BY_LAST_TOKEN
+        learned = self.guesses.of(distance, place)
         by_row = [learned.guess(look, token, absent) for look, token in zip(looks, tokens, strict=True)]
-        (self._foreseen if next_step else self._guesses)[place, distance] = by_row
+        self._guesses[place, distance] = by_row
         wanted = np.ones(len(absent), np.float32)
         for guess in by_row:
             if guess is not None:
                 wanted *= 1 - guess.probabilities
         most = _MOST_PER_CHOSEN * self._top_k * len(by_row)
-        return self._say(place, np.where(absent, 1 - wanted, 0), most, lead, step=self._step + next_step)
+        return self._say(place, np.where(absent, 1 - wanted, 0), most, lead, step=self._step)
 
     def _hint_union(self, place: int, known: F32) -> None:
         """Guess what the rows of a step together want of a layer, and say what of it is absent."""

@@ -6,7 +6,7 @@ each bin, and those of experts that were chosen.
 
 from __future__ import annotations
 
-from math import log, sqrt
+from math import exp, log, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -20,8 +20,11 @@ __all__ = [
     "count_margins",
     "guess_scores",
     "learn_scores",
+    "likeliest_of",
     "margins_of",
+    "mixed_shares",
     "probabilities_of",
+    "sharpened",
     "token_scores",
 ]
 
@@ -120,6 +123,100 @@ def token_scores(chosen: Any, seen: float, experts: Any, shares: Any, start: int
             scores[expert] += shares[place]
     for expert in range(len(scores)):
         scores[expert] = log(min(max(scores[expert], _LEAST), 1.0))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def mixed_shares(
+    tokens: Any, rows: Any, experts: Any, counts: Any, seen: Any, chosen: Any, layer_seen: float, start: int,
+    top_k: int, mixed: Any,
+) -> None:  # fmt: skip
+    """Adds P(expert) for a token of which it is known how likely it is which one.
+
+    Args:
+        tokens: float32 [n], how likely each is.
+        rows: int64 [n], where the table has it, -1 for nowhere.
+        experts: int32 [table rows, places], flat numbers that the tokens went with, -1 for none.
+        counts: uint16 [table rows, places], how often.
+        seen: uint32 [table rows], how often the token itself was counted.
+        chosen: float64 [experts], how often the layer's router chose each.
+        layer_seen: tokens of these.
+        start: flat number of the layer's expert 0.
+        top_k: that a router chooses.
+        mixed: float32 [experts], added to, at most 1 then.
+    """
+    # What the table does not say of a token's choices is spread as the layer's choices are.
+    left = np.float32(0)
+    for place in range(len(tokens)):
+        row, known = rows[place], np.float32(0)
+        if row >= 0:
+            for number in range(experts.shape[1]):
+                expert = experts[row, number] - start
+                if experts[row, number] >= 0 and 0 <= expert < len(mixed):
+                    share = min(np.float32(counts[row, number]) / np.float32(seen[row] + 1), np.float32(1))
+                    mixed[expert] += tokens[place] * share
+                    known += share
+        left += tokens[place] * max(np.float32(0), np.float32(1) - known / np.float32(top_k))
+    for expert in range(len(mixed)):
+        spread = np.float32(min(chosen[expert] / layer_seen, 1.0))
+        mixed[expert] = min(mixed[expert] + left * spread, np.float32(1))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _largest(logits: Any) -> float:
+    """The largest finite one; -inf if there is none: a torn read may leave anything in a sum."""
+    most = -np.inf
+    for logit in logits:
+        if np.isfinite(logit):
+            most = max(most, float(logit))
+    return most
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def likeliest_of(logits: Any, sharpness: float, places: Any, shares: Any) -> int:
+    """The likeliest by softmax of the logits times the sharpness, in no order; returns how many they are.
+
+    Args:
+        logits: float32 [candidates].
+        sharpness: above 0.
+        places: int64 [n], written: numbers of the likeliest ones; the first of equals.
+        shares: float32 [n], written: how likely they are.
+    """
+    most, least, filled, total = _largest(logits), 0, 0, 0.0
+    for place in range(len(logits)):
+        if not np.isfinite(logits[place]):
+            continue
+        power = np.float32(exp(sharpness * (np.float64(logits[place]) - most)))
+        total += float(power)
+        if filled < len(places):
+            least, filled = filled, filled + 1
+        elif not power > shares[least]:
+            continue
+        places[least], shares[least] = place, power
+        if filled == len(places):
+            least = int(np.argmin(shares))
+    for number in range(filled):
+        shares[number] /= np.float32(total)
+    return filled
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sharpened(logits: Any, place: int, sharpness: float, rate: float) -> float:
+    """The sharpness moved to where the softmax gives `place`, which was chosen, a larger share."""
+    if not np.isfinite(logits[place]):
+        return sharpness
+    most, total, mean, squares = _largest(logits), 0.0, 0.0, 0.0
+    for logit in logits:
+        if np.isfinite(logit):
+            below = np.float64(logit) - most
+            power = exp(sharpness * below)
+            total += power
+            mean += power * below
+            squares += power * below * below
+    mean /= total
+    spread = sqrt(max(0.0, squares / total - mean * mean))
+    # The slope of the logarithm of its share, in proportion to how much there is to choose.
+    slope = sharpness * (np.float64(logits[place]) - most - mean) / (1 + sharpness * spread)
+    return sharpness * exp(rate * min(max(slope, -1.0), 1.0))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -1,4 +1,4 @@
-"""log P(expert | token) for every expert of a layer: the token table, filled up with how often each is chosen."""
+"""P(expert | token) for every expert of a layer: the token table, filled up with how often each is chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.prediction.native import token_scores
+from compute_node.prediction.likely_tokens import Likely
+from compute_node.prediction.native import mixed_shares, token_scores
 from tierd.policy.token_table import TokenTable
 
 __all__ = ["TokenScores"]
@@ -40,12 +41,27 @@ class TokenScores:
             experts, shares = found
         return self._scored(place, experts, shares)
 
-    def after(self, token: int, place: int) -> NDArray[np.float32]:
-        """The same of the step behind the one that computes on the token, whatever token that will be of."""
+    def next_step(self, token: int, likely: Likely | None, place: int) -> NDArray[np.float32]:
+        """float32 [experts]: how probably the step behind this one will choose each expert of a layer.
+
+        Args:
+            token: that this step computes on; what followed it so far stands for tokens that are not `likely`.
+            likely: tokens that may come next; None: nothing is known of them.
+            place: of the layer.
+        """
         experts, shares = _NO_EXPERTS, _NO_SHARES
         if (found := self._table.after.at(token, place)) is not None:
             experts, shares = found
-        return self._scored(place, experts, shares)
+        followed: NDArray[np.float32] = np.exp(self._scored(place, experts, shares))
+        if likely is None:
+            return followed
+        experts, counts, seen = self._table.now.layer(place)
+        mixed = followed * np.float32(max(0.0, 1 - float(likely.shares.sum())))
+        mixed_shares(
+            likely.shares, likely.rows, experts, counts, seen, self._counts[place], self._seen[place],
+            self._table.starts[place], self._top_k, mixed,
+        )  # fmt: skip
+        return mixed
 
     def _scored(self, place: int, experts: NDArray[np.int32], shares: NDArray[np.float32]) -> NDArray[np.float32]:
         scores = np.empty(len(self._counts[place]), np.float32)

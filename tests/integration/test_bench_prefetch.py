@@ -60,4 +60,4 @@ def test_guesses_of_the_next_layers_are_better_than_those_of_the_next_token(embe
     assert report["wasted_per_useful_byte"] <= report["baseline_wasted_per_useful_byte"]
     assert 0 < report["baseline_recall_on_misses"] < 1
     assert set(report["curves_by_layer"]) == set(range(8))
-    assert sum(foreseen.next_layer.right) > sum(foreseen.last_token.right) > 0
+    assert sum(foreseen.next_layer.right) > sum(foreseen.next_step.right) > 0

@@ -91,6 +91,26 @@ class ChoiceTable:
         shares = self._counts[row, layer] / np.float32(self._seen[row] + 1)
         return self._experts[row, layer], np.minimum(shares, np.float32(1), dtype=np.float32)
 
+    def rows_of(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        """Where the tokens' counts lie in `layer`, -1 for unknown ones: int64 [tokens]."""
+        rows = self._rows
+        return np.array([rows.get(token, -1) for token in tokens], np.int64)
+
+    def layer(self, layer: int) -> tuple[NDArray[np.int32], NDArray[np.uint16], NDArray[np.uint32]]:
+        """A layer as it is counted, by its place: flat numbers and counts [rows, places], countings of tokens [rows].
+
+        They are views, for reading at once: the next counting changes them.
+        """
+        return self._experts[:, layer], self._counts[:, layer], self._seen
+
+    def most_seen(self, count: int) -> NDArray[np.int64]:
+        """Tokens that were counted most often, at most so many, rising: int64."""
+        tokens = np.fromiter(self._rows, np.int64, len(self._rows))
+        if len(tokens) > count:
+            seen = self._seen[np.fromiter(self._rows.values(), np.int64, len(tokens))]
+            tokens = tokens[np.argsort(seen, kind="stable")[len(tokens) - count :]]
+        return np.sort(tokens)
+
     def as_arrays(self) -> dict[str, NDArray[Any]]:
         """The table's content, for a file: `tokens`, `seen`, `experts`, `counts`, the longest not counted first."""
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
