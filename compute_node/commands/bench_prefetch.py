@@ -130,7 +130,7 @@ def _recall(train: list[NDArray[np.int64]], held: list[NDArray[np.int64]], progr
     with tempfile.TemporaryDirectory(prefix="tierd-bench-") as folder:
         store = Path(folder) / "store"
         convert(embedded.path(), store, experts="bf16", dense="bf16")
-        context = max(map(len, held))
+        context = max(map(len, [*train, *held]))
         with Model(InProcess(ExpertStore.open(store)), ModelOptions(context=context)) as model:
             return measure_recall(model, train, held, residency=0.25, tell=progress)
 
