@@ -14,7 +14,7 @@ from tierd.access import LOCAL_ACCESS, Access
 from tierd.addresses import Address
 from tierd.api import session_pb2 as pb
 from tierd.arena.attach import Attachment, attach
-from tierd.arena.table import unpack
+from tierd.arena.table import ABSENT, unpack
 from tierd.client.hints import Absent, absent_experts, hint_message
 from tierd.client.loop_thread import LoopThread
 from tierd.client.refusals import refusal_error
@@ -146,8 +146,12 @@ class ArenaSource:
         self, layer: int, experts: Sequence[int], probabilities: Sequence[float], *, step: int, lead_seconds: float
     ) -> None:
         """See `ExpertSource.hint`."""
-        absent, attached = self.absent(layer), self._attached
-        if absent is not None and attached is not None and absent[list(experts)].any():
+        attached = self._attached
+        if attached is None or attached.link.lost is not None:
+            return
+        words, first = attached.memory.table.words, self._geometry.layer_start(layer)
+        # A few words one by one: this is said behind kernels that have swept the caches.
+        if any(words[first + expert] == ABSENT for expert in experts):
             message = hint_message(layer, experts, probabilities, step=step, lead_seconds=lead_seconds)
             self.stats.hints += 1
             attached.messages.mention(message)
