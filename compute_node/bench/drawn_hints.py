@@ -205,7 +205,7 @@ class DrawnHints:
 
     def _hint(self, place: int, named: Named, lead: float, later: int = 0) -> None:
         absent = self._source.absent(self._layers[place])
-        if absent is None:
+        if absent is None or not absent.any():
             return
         position, least = (self._position + later) % len(self._routes), self.throttle.least
         likely = self._likely(position, place, named, absent)
