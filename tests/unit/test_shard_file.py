@@ -18,6 +18,7 @@ from rigs import cached_pages, drop_cached_pages
 
 from tierd.devices.device import RecordRead
 from tierd.devices.files import FileDevice
+from tierd.devices.pieces import Pieces
 from tierd.devices.shard_file import ShardFile
 from tierd.errors import DriveError, UsageError
 
@@ -256,11 +257,12 @@ def test_a_drive_that_never_answers_does_not_hold_up_closing(monkeypatch, path):
     assert memory.block == data
 
 
-def test_something_unforeseen_inside_a_read_still_ends_in_done(monkeypatch, path):
+@pytest.mark.parametrize(("part", "step"), [(ShardFile, "read"), (Pieces, "leave")])
+def test_something_unforeseen_inside_a_read_still_ends_in_done(monkeypatch, path, part, step):
     results = []
     finished = threading.Event()
     device = FileDevice("nvme", [path], lambda call: call())
-    monkeypatch.setattr(ShardFile, "read", lambda *_: 1 // 0)
+    monkeypatch.setattr(part, step, lambda *_: 1 // 0)
 
     def done(error, _slot):
         results.append(error)
@@ -268,5 +270,9 @@ def test_something_unforeseen_inside_a_read_still_ends_in_done(monkeypatch, path
 
     device.submit(RecordRead(0, 3, 5, 0, 0, 4096, 0), 0, OneSlot(), done)
     assert finished.wait(10)
+    finished.clear()
+    device.submit(RecordRead(0, 3, 6, 0, 0, 4096, 0), 0, OneSlot(), done, ahead=True)
+    assert finished.wait(10), "the drive does not think that it is at work"
     device.close()
-    assert "layer 3, expert 5: unforeseen ZeroDivisionError" in results[0].message
+    for expert, error in zip((5, 6), results, strict=True):
+        assert f"layer 3, expert {expert}: unforeseen ZeroDivisionError" in error.message

@@ -200,7 +200,13 @@ class FileDevice:
 
     def _leave(self, job: Job) -> None:
         """Somebody has read a piece: check what has come, and end the read after the last one."""
-        if job.pieces.leave(job.into):
+        try:
+            last = job.pieces.leave(job.into)
+        except Exception as unforeseen:  # noqa: BLE001 - a read must end in `done`, whatever happens
+            last = job.pieces.fail(self._refusal(job.read, f"unforeseen {unforeseen!r}", errno.EIO))
+            # Pieces that nobody has begun are never read.
+            self._queue.moved(job)
+        if last:
             self._finish(job, job.pieces.error or self._verdict(job))
 
     def _outcome(self, job: Job, piece: int) -> DriveError | None:

@@ -99,6 +99,15 @@ class Pieces:
             self._at_work -= 1
             return not self._at_work and self._all_begun()
 
+    def fail(self, error: DriveError) -> bool:
+        """Instead of `leave`, which raised: the record ends in this error. True as there."""
+        with self._lock:
+            self._checking = False
+            self._at_work -= 1
+            if self.error is None:
+                self.error = error
+            return not self._at_work and self._all_begun()
+
     def _all_begun(self) -> bool:
         """Under the lock."""
         return self._next == self.count or self.error is not None
