@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from compute_node.prediction.native import BINS, REACH, count_margins, margins_of, probabilities_of
 from tierd.errors import UsageError
 
-__all__ = ["checked_counts", "count_chosen", "first_counts", "margins", "probabilities"]
+__all__ = ["checked_counts", "count_chosen", "first_counts", "margins", "plain_counts", "probabilities"]
 
 Counts = NDArray[np.float64]
 
@@ -33,6 +33,11 @@ def first_counts() -> Counts:
     """Counts to begin with, float64 [2, bins]: margins seen, and chosen ones among them by a plausible curve."""
     middles = (np.arange(BINS) + 0.5) / BINS * 2 * REACH - REACH
     return np.stack([np.full(BINS, _PRIOR), _PRIOR / (1 + np.exp(-4 * middles))])
+
+
+def plain_counts() -> Counts:
+    """The same where scores are probabilities, `REACH` for 1 and its negative for 0: as many chosen as was said."""
+    return np.stack([np.full(BINS, _PRIOR), _PRIOR * (np.arange(BINS) + 0.5) / BINS])
 
 
 def probabilities(counts: Counts, margin: NDArray[np.float32]) -> NDArray[np.float32]:

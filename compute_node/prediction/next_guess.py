@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compute_node.prediction.calibration import checked_counts, count_chosen, probabilities
-from compute_node.prediction.native import BINS, REACH
+from compute_node.prediction.calibration import checked_counts, count_chosen, plain_counts, probabilities
+from compute_node.prediction.native import REACH
 from tierd.errors import UsageError
 
 __all__ = ["NextGuess", "NextSaid"]
@@ -18,8 +18,6 @@ __all__ = ["NextGuess", "NextSaid"]
 F32 = NDArray[np.float32]
 
 _WHOLE: Final = np.float32(REACH)
-_PRIOR: Final = 4.0
-"""Experts of each bin that count as counted before any was, as many of them chosen as was said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class NextGuess:
     """
 
     def __init__(self) -> None:
-        self._counts = np.stack([np.full(BINS, _PRIOR), _PRIOR * (np.arange(BINS) + 0.5) / BINS])
+        self._counts = plain_counts()
 
     def guess(self, likely: F32, absent: NDArray[np.bool_]) -> NextSaid:
         """What the layer will want.

@@ -36,10 +36,7 @@ class TokenScores:
 
     def of(self, token: int, place: int) -> NDArray[np.float32]:
         """float32 [experts]: scores for a layer, by its place among those with routed experts."""
-        experts, shares = _NO_EXPERTS, _NO_SHARES
-        if (found := self._table.now.at(token, place)) is not None:
-            experts, shares = found
-        return self._scored(place, experts, shares)
+        return self._scored(place, self._table.now.at(token, place))
 
     def next_step(self, token: int, likely: Likely | None, place: int) -> NDArray[np.float32]:
         """float32 [experts]: how probably the step behind this one will choose each expert of a layer.
@@ -49,10 +46,7 @@ class TokenScores:
             likely: tokens that may come next; None: nothing is known of them.
             place: of the layer.
         """
-        experts, shares = _NO_EXPERTS, _NO_SHARES
-        if (found := self._table.after.at(token, place)) is not None:
-            experts, shares = found
-        followed: NDArray[np.float32] = np.exp(self._scored(place, experts, shares))
+        followed: NDArray[np.float32] = np.exp(self._scored(place, self._table.after.at(token, place)))
         if likely is None:
             return followed
         experts, counts, seen = self._table.now.layer(place)
@@ -63,7 +57,8 @@ class TokenScores:
         )  # fmt: skip
         return mixed
 
-    def _scored(self, place: int, experts: NDArray[np.int32], shares: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _scored(self, place: int, counted: tuple[NDArray[np.int32], NDArray[np.float32]] | None) -> NDArray[np.float32]:
+        experts, shares = (_NO_EXPERTS, _NO_SHARES) if counted is None else counted
         scores = np.empty(len(self._counts[place]), np.float32)
         start = self._table.starts[place]
         token_scores(self._counts[place], self._seen[place], experts, shares, start, self._top_k, scores)

@@ -87,10 +87,8 @@ class ReadQueue:
         self._clock = clock
         self._jobs: queue.SimpleQueue[Job | _StandBy | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._wanted = 0  # reads that somebody waits for, until their last byte has come
-        self._waiting: dict[int, Job] = {}  # others, by slot, until they are given to the threads
+        self._waiting: dict[int, Job] = {}  # reads ahead, by slot, until they are given to the threads
         self._handed: dict[int, Job] = {}  # all, by slot, from then on until their last byte has come
-        self._ahead_bytes = 0  # of those of them that nobody waits for
         self._pace = 0.0  # seconds that the drive takes for a byte of a read ahead; 0 if not known
         self._free_at = 0.0  # when the last read ended that went before those at work
         self._stands_by = False
@@ -108,10 +106,8 @@ class ReadQueue:
         """Somebody waits for a read ahead, or for one that has ended."""
         with self._lock:
             job.ahead = False
-            if job.queued:
-                self._ahead_bytes -= job.read.nbytes
-                self._wanted += 1
-            elif self._waiting.pop(job.slot, None) is not None:
+            if self._waiting.get(job.slot) is job:
+                del self._waiting[job.slot]
                 self._hand_over(job)
 
     def take(self) -> tuple[Job, int] | None:
@@ -124,7 +120,7 @@ class ReadQueue:
             except queue.Empty:
                 job = _STAND_BY
             else:
-                if seconds is not None and not isinstance(job, _StandBy):
+                if seconds is not None:
                     with self._lock:
                         self._stands_by = False
             if isinstance(job, _StandBy):
@@ -151,13 +147,9 @@ class ReadQueue:
             if job.queued:
                 job.queued = False
                 del self._handed[job.slot]
-                if job.ahead:
-                    self._ahead_bytes -= job.read.nbytes
-                    if job.started and not self._wanted:
-                        self._learn(job)
-                else:
-                    self._wanted -= 1
                 if job.started:
+                    if job.ahead and not self._any_wanted():
+                        self._learn(job)
                     self._free_at = self._clock()
             elif self._waiting.get(job.slot) is job:
                 del self._waiting[job.slot]
@@ -189,17 +181,17 @@ class ReadQueue:
             self._jobs.put(job)
         job.queued = True
         self._handed[job.slot] = job
-        if job.ahead:
-            self._ahead_bytes += job.read.nbytes
-        else:
-            self._wanted += 1
+
+    def _any_wanted(self) -> bool:
+        """Under the lock: whether somebody waits for a read that is at work."""
+        return not all(job.ahead for job in self._handed.values())
 
     def _begin_ahead(self, *, follows: bool = False) -> Job | None:
         """Under the lock."""
         following = None
-        while self._waiting and not self._wanted:
+        while self._waiting and not self._any_wanted():
             slot, job = next(iter(self._waiting.items()))
-            if self._ahead_bytes and self._ahead_bytes + job.read.nbytes > _AHEAD_BYTES:
+            if self._handed and job.read.nbytes + sum(at.read.nbytes for at in self._handed.values()) > _AHEAD_BYTES:
                 break
             del self._waiting[slot]
             if follows and following is None:
